@@ -1,0 +1,40 @@
+# Two commands do everything: `make demo` and `make test`. Both set up .venv first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: setup install demo test test-all lint bench wheel-test clean
+
+setup: $(VENV)/.stamp install  ## make .venv with everything that the tests and the demo need
+
+$(VENV)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "setuptools>=77" wheel
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' --config-settings editable_mode=strict
+	touch $@
+
+# A strict editable install links file by file, so a new file needs this again (a second or two, no network).
+install: $(VENV)/.stamp
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . --config-settings editable_mode=strict
+
+demo: setup  ## 200 clients, attackers among them, three runs side by side
+	$(BIN)/coterie demo
+
+test: setup  ## everything but the slow tests
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: setup  ## the slow tests too
+	$(BIN)/python -m pytest
+
+lint: setup  ## style, types, direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+bench: setup  ## ratios against the tight loop, measured side by side
+	$(BIN)/python benchmarks/simulation.py
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,59 @@
+"""The `coterie` command. Exit codes: 0 done, 1 failed, 2 wrong usage or run file, 130 interrupted."""
+
+import signal
+import sys
+from types import FrameType
+
+import typer
+from rich.console import Console
+
+from coterie.cli import demo, init, runs, simulate, tasks
+from coterie.core.errors import ConfigError, CoterieError
+
+app = typer.Typer(
+    help="Federated learning: simulate hundreds of clients, compare robust aggregators, resume and report runs.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("simulate")(simulate.simulate)
+app.add_typer(runs.app, name="runs")
+app.command("tasks")(tasks.tasks)
+app.command("init")(init.init)
+app.command("demo")(demo.demo)
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    errors = Console(stderr=True, highlight=False)
+    try:
+        # Not standalone: typer would print a traceback for our errors and exit 1 on Ctrl-C.
+        code = app(standalone_mode=False)
+    except KeyboardInterrupt:
+        errors.print("interrupted: `coterie runs resume last` goes on from the last complete round", soft_wrap=True)
+        sys.exit(130)
+    except CoterieError as error:
+        errors.print(f"[red]error:[/red] {_plain(error)}", soft_wrap=True)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except BrokenPipeError:
+        sys.exit(1)
+    except typer.Abort:
+        sys.exit(130)
+    except Exception as error:
+        if hasattr(error, "exit_code") and hasattr(error, "show"):  # click's usage errors
+            error.show()
+            sys.exit(error.exit_code)
+        raise
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _plain(error: CoterieError) -> str:
+    from rich.markup import escape
+
+    return escape(str(error))
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """End on SIGTERM as on Ctrl-C: the run stays resumable."""
+    raise KeyboardInterrupt

@@ -1,0 +1,35 @@
+"""Options that several commands share."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coterie.core.errors import ConfigError
+
+
+DEFAULT_HOME = Path.home() / ".coterie"
+
+HomeOption = Annotated[Path, typer.Option("--home", envvar="COTERIE_HOME", help="Where runs are kept.", show_default="~/.coterie")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line; progress goes to stderr.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+
+
+def parse_settings(settings: list[str]) -> dict[str, Any]:
+    """``key=value`` pairs to a dictionary; a value is read as TOML, or else taken as a string. Raises ConfigError."""
+    parsed: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set {setting!r}: write it as key=value, for example --set simulation.workers=2")
+        parsed[key.strip()] = parse_value(text.strip())
+    return parsed
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value (``3``, ``0.5``, ``true``, ``[1, 2]``, ``{name = "iid"}``), or the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

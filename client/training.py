@@ -1,0 +1,175 @@
+"""What one client does with its records: train from the global model, or evaluate it."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from coterie.client.algorithms import (
+    LOCAL_ALGORITHMS,
+    OPTIMIZERS,
+    SCHEDULES,
+    LocalAlgorithm,
+    Optimizer,
+    Schedule,
+    clip_,
+)
+from coterie.client.flat_model import FlatModel
+from coterie.core.choice import build
+from coterie.core.run_config import LocalConfig
+from coterie.core.seeding import derive_seed, torch_generator
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Metrics = Mapping[str, Callable[[Tensor, Tensor], float]]
+
+BLOCK_VALUES = 1 << 20
+"""Input values gathered at once: whole batches are cut from a block, which is cheaper than gathering each."""
+
+EVALUATION_BATCH = 256
+"""Records per forward pass in an evaluation. Fixed, so that the outputs do not depend on who computes them."""
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """A LocalConfig with its choices built."""
+
+    config: LocalConfig
+    algorithm: LocalAlgorithm
+    optimizer: Optimizer
+    schedule: Schedule
+    rounds: int
+
+    @classmethod
+    def from_config(cls, config: LocalConfig, rounds: int) -> "LocalPlan":
+        """Build the choices of a resolved LocalConfig. Raises ConfigError."""
+        algorithm = config.algorithm
+        if algorithm is None:
+            raise ValueError("the run is not resolved: local.algorithm is not set")
+        return cls(
+            config,
+            build(LOCAL_ALGORITHMS, algorithm, "local.algorithm"),
+            build(OPTIMIZERS, config.optimizer, "local.optimizer"),
+            build(SCHEDULES, config.lr_schedule, "local.lr_schedule"),
+            rounds,
+        )
+
+
+class LocalTrainer:
+    """Trains and evaluates clients, one after the other, with one module on one device."""
+
+    def __init__(self, module: nn.Module, loss: Loss, plan: LocalPlan, device: torch.device, seed: int) -> None:
+        self.model = FlatModel(module, device)
+        self.loss = loss
+        self.plan = plan
+        self.seed = seed
+        self._channels_last: bool | None = None
+
+    def train(self, start: Tensor, inputs: Tensor, targets: Tensor, round: int, client_id: str) -> dict[str, float]:
+        """One round of one client, from the global values `start[D]`, which must be on the model's device.
+
+        Leaves the trained values in `self.model`. inputs[N, ...], targets[N, ...]: the client's records. Returns the mean loss over
+        the steps as {"loss": ...}. Every random choice (order of the records, dropout layers) derives from (seed, round, client).
+        """
+        model, plan = self.model, self.plan
+        config, lr = plan.config, plan.config.lr * plan.schedule.factor(round, plan.rounds)
+        if len(inputs) < 1 + model.has_batch_norm:
+            raise ValueError(f"the client has {len(inputs)} records: training needs {1 + model.has_batch_norm}")
+        model.values.copy_(start)
+        params, grads = model.params, model.grads
+        global_params = start[: len(params)]
+        torch.manual_seed(derive_seed(self.seed, "layers", round, client_id))
+        generator = torch_generator(self.seed, "batches", round, client_id)
+        state = plan.optimizer.init(params)
+        total, seen = torch.zeros((), device=model.device), 0
+        model.module.train()
+        for batch_inputs, batch_targets in self._batches(inputs, targets, generator):
+            grads.zero_()
+            with self._autocast():
+                loss = self.loss(model.module(batch_inputs), batch_targets)
+            loss.backward()
+            with torch.no_grad():
+                clip_(grads, config.clip_norm)
+                plan.optimizer.step(params, grads, state, lr)
+                plan.algorithm.after_step(params, global_params, lr)
+                total.add_(loss.detach(), alpha=len(batch_targets))
+            seen += len(batch_targets)
+        model.collect()
+        return {"loss": float(total) / seen}
+
+    @torch.no_grad()
+    def outputs(self, values: Tensor, inputs: Tensor) -> Tensor:
+        """Outputs[N, ...] of the model with `values[D]` on inputs[N, ...], float32 on the CPU."""
+        self.model.values.copy_(values)
+        self.model.module.eval()
+        parts: list[Tensor] = []
+        for block in inputs.split(EVALUATION_BATCH):
+            with self._autocast():
+                parts.append(self.model.module(self._placed(block)).float().cpu())
+        return torch.cat(parts)
+
+    def evaluate(self, values: Tensor, inputs: Tensor, targets: Tensor, metrics: Metrics) -> dict[str, float]:
+        """Loss and metrics of the model with `values[D]` on a client's records."""
+        return measure(self.outputs(values, inputs), targets, self.loss, metrics)
+
+    def _batches(self, inputs: Tensor, targets: Tensor, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Shuffled batches for one round."""
+        config = self.plan.config
+        sizes = self._batch_sizes(len(inputs))
+        left = config.steps if config.steps is not None else (config.epochs or 0) * len(sizes)
+        per_block = max(1, BLOCK_VALUES // max(1, config.batch_size * inputs[0].numel()))
+        while left > 0:
+            order = torch.randperm(len(inputs), generator=generator)
+            for first in range(0, len(sizes), per_block):
+                block_sizes = sizes[first : first + per_block]
+                start = first * config.batch_size
+                rows = order[start : start + sum(block_sizes)]
+                block, answers = self._placed(inputs[rows]), targets[rows].to(self.model.device)
+                for pair in zip(block.split(block_sizes), answers.split(block_sizes), strict=True):
+                    if left == 0:
+                        return
+                    yield pair
+                    left -= 1
+
+    def _batch_sizes(self, num_examples: int) -> list[int]:
+        """Sizes of one epoch's batches. A last batch of one joins the one before it where BatchNorm needs two records."""
+        size = self.plan.config.batch_size
+        full, rest = divmod(num_examples, size)
+        if rest == 1 and full and self.model.has_batch_norm:
+            return [size] * (full - 1) + [size + 1]
+        return [size] * full + ([rest] if rest else [])
+
+    def _placed(self, inputs: Tensor) -> Tensor:
+        """Inputs on the device, images with channels last where the model can take that: convolutions are then faster."""
+        inputs = inputs.to(self.model.device)
+        if inputs.dim() != 4 or not self.model.convolves:
+            return inputs
+        channels_last = inputs.to(memory_format=torch.channels_last)  # contiguous() leaves one channel as it is
+        if self._channels_last is None:
+            self._channels_last = self._takes_channels_last(channels_last)
+        return channels_last if self._channels_last else inputs
+
+    def _takes_channels_last(self, inputs: Tensor) -> bool:
+        """Try two records: a module that calls view() on a convolution's output cannot take channels-last input."""
+        saved, training = self.model.values.clone(), self.model.module.training
+        try:
+            with torch.no_grad():
+                self.model.module.eval()(inputs[:2])
+        except RuntimeError:
+            return False
+        finally:
+            self.model.module.train(training)
+            self.model.values.copy_(saved)
+        return True
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        if self.plan.config.precision == "bfloat16":
+            return torch.autocast(self.model.device.type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+
+def measure(outputs: Tensor, targets: Tensor, loss: Loss, metrics: Metrics) -> dict[str, float]:
+    """Metrics in the task's order, then the mean loss, of outputs[N, ...] against targets[N, ...]."""
+    values = {name: float(metric(outputs, targets)) for name, metric in metrics.items()}
+    return values | {"loss": float(loss(outputs, targets))}

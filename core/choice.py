@@ -1,0 +1,88 @@
+"""A choice by name with options, as it stands in a run file: ``aggregator = {name = "trimmed_mean", f = 5}``.
+
+Each package holds one explicit table from names to classes or functions (`AGGREGATORS`, `PARTITIONS`, ...). A name with a colon,
+``package.module:Name``, reaches a class of the user's own. The options are the callable's own keyword parameters:
+their types are checked, the unknown ones refused, and the defaults filled in.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from coterie.core.errors import ConfigError
+from coterie.core.importing import import_object
+
+Table = Mapping[str, Callable[..., Any]]
+
+
+class Choice(BaseModel):
+    """A name and its options (kept as extra keys)."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options without the name."""
+        return dict(self.model_extra or {})
+
+
+def find(table: Table, choice: Choice, key: str) -> Callable[..., Any]:
+    """The callable that a choice names. `key` is the place in the run file, for the error's text."""
+    if ":" in choice.name:
+        return import_object(choice.name, key)
+    if choice.name not in table:
+        raise ConfigError(
+            f"{key}: there is no {choice.name!r}: choose one of {', '.join(sorted(table))}, "
+            f"or name your own as package.module:Name"
+        )
+    return table[choice.name]
+
+
+def complete(table: Table, choice: Choice, key: str) -> Choice:
+    """The same choice with every default filled in and every option checked. Raises ConfigError."""
+    target = find(table, choice, key)
+    parameters = _parameters(target)
+    options = choice.options
+    unknown = [name for name in options if name not in parameters]
+    if unknown:
+        known = ", ".join(parameters) or "none"
+        raise ConfigError(f"{key}.{unknown[0]}: {choice.name!r} has no such option (its options: {known})")
+    hints = _hints(target)
+    full: dict[str, Any] = {}
+    for name, parameter in parameters.items():
+        if name in options:
+            full[name] = _checked(options[name], hints.get(name, Any), f"{key}.{name}")
+        elif parameter.default is inspect.Parameter.empty:
+            raise ConfigError(f"{key}.{name}: {choice.name!r} needs this option and it is not set")
+        else:
+            full[name] = parameter.default
+    return Choice(name=choice.name, **full)
+
+
+def build(table: Table, choice: Choice, key: str, *given: Any) -> Any:
+    """Call what the choice names with its options; `given` are its positional-only parameters, which no file sets."""
+    return find(table, choice, key)(*given, **complete(table, choice, key).options)
+
+
+def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Keyword parameters that a run file may set: positional-only ones are the caller's."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name: p for name, p in inspect.signature(target).parameters.items() if p.kind in kinds}
+
+
+def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except (NameError, TypeError):
+        return {}
+
+
+def _checked(value: Any, hint: Any, key: str) -> Any:
+    try:
+        return TypeAdapter(hint).validate_python(value)
+    except ValidationError as error:
+        raise ConfigError(f"{key} = {value!r}: {error.errors()[0]['msg']}") from None

@@ -1,0 +1,37 @@
+"""Everything that happens in a run, append-only, numbered. The store, the progress bar and the report read this one stream."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class EventKind(StrEnum):
+    """What happened. `data` holds, by kind, the keys named here."""
+
+    RUN_STARTED = "run.started"  # num_clients, num_parameters, partition (label counts per client, where known)
+    RUN_RESUMED = "run.resumed"  # from_round
+    ROUND_STARTED = "round.started"  # cohort: list of client ids
+    CLIENT_FAILED = "client.failed"  # client_id, kind, reason
+    UPDATE_REFUSED = "update.refused"  # client_id, kind, reason
+    ROUND_FINISHED = "round.finished"  # used, failed, refused, empty, metrics, clock (virtual s), seconds per phase
+    EVALUATED = "evaluated"  # metrics on the held-out global set, num_examples, seconds
+    CLIENTS_EVALUATED = "clients.evaluated"  # metrics (weighted mean), per_client: {id: metrics}, on: which records
+    CHECKPOINT_SAVED = "checkpoint.saved"  # bytes
+    RUN_FINISHED = "run.finished"  # metrics, sha256, seconds
+    RUN_FAILED = "run.failed"  # reason
+    RUN_INTERRUPTED = "run.interrupted"  # last_round
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event. seq: 1, 2, 3 ... within the run; time: seconds since the epoch; round: 0 before the first."""
+
+    seq: int
+    time: float
+    kind: EventKind
+    round: int
+    data: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+Listener = Callable[[Event], None]

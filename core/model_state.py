@@ -1,0 +1,215 @@
+"""A model as data: what is averaged as one flat float32 vector, what is not averaged beside it.
+
+`flat` holds the trainable parameters first and the floating-point buffers (BatchNorm's running statistics) after them, so that
+every aggregator, the gate and a robust rule treat both alike: an attacker gains nothing by hiding in a buffer. Only the first
+`layout.num_parameters` values are moved by a server optimizer or a local optimizer. Integer and boolean buffers and frozen
+parameters are `fixed`: they keep dtype and shape (0-d included), travel with the model and are never averaged.
+
+The codec is safetensors: no pickle, every dtype and shape kept. Trainable parameters are float32 while a run lasts and are
+stored in the dtype that the module declared.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+from torch import Tensor, nn
+
+from coterie.core.errors import ModelError
+
+_METADATA_KEY = "coterie"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One averaged tensor: its name in the module, its shape and the dtype it is stored in."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @cached_property
+    def numel(self) -> int:
+        return torch.Size(self.shape).numel()
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which tensor lies where in the flat vector: parameters, then floating-point buffers, each in module order."""
+
+    parameters: tuple[Entry, ...]
+    buffers: tuple[Entry, ...] = ()
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """P: values that an optimizer moves."""
+        return sum(entry.numel for entry in self.parameters)
+
+    @cached_property
+    def size(self) -> int:
+        """D: length of the flat vector."""
+        return self.num_parameters + sum(entry.numel for entry in self.buffers)
+
+    def views(self, flat: Tensor) -> Iterator[tuple[Entry, Tensor]]:
+        """Each entry with its window on `flat[D]`, in its shape, sharing memory."""
+        start = 0
+        for entry in (*self.parameters, *self.buffers):
+            yield entry, flat[start : start + entry.numel].view(entry.shape)
+            start += entry.numel
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """The state of a model: `flat` float32[D] and the tensors that are never averaged."""
+
+    layout: Layout
+    flat: Tensor
+    fixed: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+    def __post_init__(self) -> None:
+        if self.flat.shape != (self.layout.size,) or self.flat.dtype != torch.float32:
+            raise ModelError(
+                f"the flat vector is {self.flat.dtype}{list(self.flat.shape)}, "
+                f"the layout asks for torch.float32[{self.layout.size}]"
+            )
+
+    @classmethod
+    def from_module(cls, module: nn.Module) -> "ModelState":
+        """A copy of a module's state, on the CPU. Non-persistent buffers are left out; tied parameters count once."""
+        layout, averaged, fixed = split(module)
+        flat = torch.empty(layout.size, dtype=torch.float32)
+        for (_, view), tensor in zip(layout.views(flat), averaged, strict=True):
+            view.copy_(tensor)
+        return cls(layout, flat, {name: tensor.detach().cpu().clone() for name, tensor in fixed.items()})
+
+    def load_into(self, module: nn.Module) -> None:
+        """Copy this state into a module of the same layout. Raises ModelError naming the first difference."""
+        layout, averaged, fixed = split(module)
+        check_layout(self.layout, layout)
+        if fixed.keys() != self.fixed.keys():
+            raise ModelError(f"fixed tensors differ: {sorted(fixed.keys() ^ self.fixed.keys())}")
+        with torch.no_grad():
+            for (_, view), tensor in zip(self.layout.views(self.flat), averaged, strict=True):
+                tensor.copy_(view)
+            for name, tensor in fixed.items():
+                tensor.copy_(self.fixed[name])
+
+    def with_flat(self, flat: Tensor) -> "ModelState":
+        """The same model with another flat vector."""
+        return ModelState(self.layout, flat, self.fixed)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name, each in the dtype and shape that the module declared."""
+        averaged = {entry.name: view.to(entry.dtype) for entry, view in self.layout.views(self.flat)}
+        return {**averaged, **self.fixed}
+
+    def sha256(self) -> str:
+        """Hash of names, dtypes, shapes and values: equal exactly when two states are equal bit by bit."""
+        digest = hashlib.sha256()
+        for name, tensor in self.tensors().items():
+            digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+            digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+    def to_bytes(self, extra: Mapping[str, Tensor] | None = None, note: Mapping[str, Any] | None = None) -> bytes:
+        """Encode as safetensors. `extra` tensors are stored beside the model, `note` (JSON values) in the header."""
+        header = {
+            "parameters": [entry.name for entry in self.layout.parameters],
+            "buffers": [entry.name for entry in self.layout.buffers],
+            "fixed": list(self.fixed),
+            "note": dict(note or {}),
+        }
+        tensors = {name: tensor.contiguous() for name, tensor in self.tensors().items()}
+        for name, tensor in (extra or {}).items():
+            tensors[_extra_name(name)] = tensor.contiguous()
+        return save_safetensors(tensors, metadata={_METADATA_KEY: json.dumps(header)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "ModelState":
+        """Decode what `to_bytes` wrote. Raises ModelError when the bytes are not such a state."""
+        return read_archive(data)[0]
+
+
+def save_state_dict(state: ModelState, path: Path) -> None:
+    """Write a plain safetensors file that `safetensors.torch.load_model` reads back into the module."""
+    path.write_bytes(save_safetensors({name: tensor.contiguous() for name, tensor in state.tensors().items()}))
+
+
+def read_archive(data: bytes) -> tuple[ModelState, dict[str, Tensor], dict[str, Any]]:
+    """Decode what `ModelState.to_bytes` wrote into the state, the extra tensors and the note."""
+    try:
+        tensors = load_safetensors(data)
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_METADATA_KEY])
+        layout = Layout(
+            tuple(_entry(name, tensors[name]) for name in header["parameters"]),
+            tuple(_entry(name, tensors[name]) for name in header["buffers"]),
+        )
+        fixed = {name: tensors[name] for name in header["fixed"]}
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"not a model state written by Coterie: {type(error).__name__}: {error}") from error
+    flat = torch.empty(layout.size, dtype=torch.float32)
+    for entry, view in layout.views(flat):
+        view.copy_(tensors[entry.name])
+    prefix = _extra_name("")
+    extra = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return ModelState(layout, flat, fixed), extra, header["note"]
+
+
+def split(module: nn.Module) -> tuple[Layout, list[Tensor], dict[str, Tensor]]:
+    """A module's layout, its averaged tensors in that order, and its fixed tensors by name (not copies)."""
+    persistent = module.state_dict(keep_vars=True).keys()
+    named_parameters = list(module.named_parameters())
+    named_buffers = [(name, buffer) for name, buffer in module.named_buffers() if name in persistent]
+    for name, parameter in named_parameters:
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise ModelError(f"parameter {name!r} has no shape yet: run one batch through lazy layers in the model factory")
+        if parameter.is_complex():
+            raise ModelError(f"parameter {name!r} is {parameter.dtype}: complex parameters are not supported")
+    trainable = [(name, p) for name, p in named_parameters if p.requires_grad]
+    if not trainable:
+        raise ModelError("the model has no trainable parameter (requires_grad is False everywhere)")
+    floating = [(name, b) for name, b in named_buffers if b.is_floating_point()]
+    fixed = {name: t for name, t in named_parameters if not t.requires_grad}
+    fixed |= {name: b for name, b in named_buffers if not b.is_floating_point()}
+    layout = Layout(
+        tuple(_entry(name, p) for name, p in trainable),
+        tuple(_entry(name, b) for name, b in floating),
+    )
+    return layout, [t for _, t in (*trainable, *floating)], fixed
+
+
+def check_layout(expected: Layout, actual: Layout) -> None:
+    """Raise ModelError naming the first tensor in which two layouts differ (names, order, shapes, dtypes)."""
+    for kind in ("parameters", "buffers"):
+        wanted: tuple[Entry, ...] = getattr(expected, kind)
+        given: tuple[Entry, ...] = getattr(actual, kind)
+        for one, other in zip(wanted, given, strict=False):
+            if one != other:
+                raise ModelError(f"{kind}: expected {describe(one)}, got {describe(other)}")
+        if len(wanted) != len(given):
+            raise ModelError(f"{kind}: expected {len(wanted)} tensors, got {len(given)}")
+
+
+def describe(entry: Entry) -> str:
+    """An entry as people write it: ``conv1.weight float32[16, 1, 5, 5]``."""
+    return f"{entry.name} {str(entry.dtype).removeprefix('torch.')}{list(entry.shape)}"
+
+
+def _entry(name: str, tensor: Tensor) -> Entry:
+    return Entry(name, tuple(tensor.shape), tensor.dtype)
+
+
+def _extra_name(name: str) -> str:
+    return f"coterie.extra.{name}"
+
+
+__all__ = ["Entry", "Layout", "ModelState", "check_layout", "describe", "read_archive", "save_state_dict", "split"]

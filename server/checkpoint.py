@@ -1,0 +1,117 @@
+"""A run made safe on disk.
+
+A checkpoint is written beside the old one, flushed to disk and renamed over it, so that there is a complete one at every moment.
+"""
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from coterie.core.errors import RunError, StorageError
+from coterie.core.model_state import ModelState, read_archive
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """All that a run needs to go on after `round` complete rounds.
+
+    optimizer: the server optimizer's tensors; clock: virtual seconds so far; empty_rounds: how many in a row.
+    """
+
+    round: int
+    model: ModelState
+    optimizer: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    clock: float = 0.0
+    empty_rounds: int = 0
+
+    def to_bytes(self) -> bytes:
+        note = {"round": self.round, "clock": self.clock, "empty_rounds": self.empty_rounds}
+        return self.model.to_bytes(self.optimizer, note)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Checkpoint":
+        model, optimizer, note = read_archive(data)
+        return cls(note["round"], model, optimizer, note["clock"], note["empty_rounds"])
+
+    @classmethod
+    def load(cls, path: Path) -> "Checkpoint | None":
+        """The last complete checkpoint, or None before the first. Raises RunError."""
+        try:
+            return cls.from_bytes(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise RunError(f"cannot read the checkpoint {path}: {error.strerror}") from None
+
+
+def write_safely(path: Path, data: bytes) -> None:
+    """Write, flush to disk, rename: readers see the old file or the new one. Raises StorageError, leaving the old one."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise StorageError(
+            f"cannot write {path}: {error.strerror}: free space or mend permissions, then go on with `coterie runs resume`; "
+            f"the last complete checkpoint is kept"
+        ) from error
+
+
+class CheckpointWriter:
+    """Writes checkpoints on a thread of its own. A disk slower than the rounds makes checkpoints rarer, never the rounds slower."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._next: Checkpoint | None = None
+        self._error: Exception | None = None
+        self._change = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="checkpoints", daemon=True)
+        self._thread.start()
+
+    def put(self, checkpoint: Checkpoint) -> None:
+        """Hand over the newest state; it must not be changed afterwards. Raises what an earlier write raised."""
+        with self._change:
+            self._raise()
+            self._next = checkpoint
+            self._change.notify()
+
+    def close(self) -> None:
+        """Wait until the newest state is on disk. Raises StorageError when it cannot be."""
+        with self._change:
+            self._closing = True
+            self._change.notify()
+        self._thread.join()
+        self._raise()
+
+    def _raise(self) -> None:
+        error, self._error = self._error, None
+        if error:
+            raise error
+
+    def _work(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._next is not None or self._closing)
+                checkpoint, self._next = self._next, None
+            if checkpoint is None:
+                return
+            try:
+                write_safely(self._path, checkpoint.to_bytes())
+            except Exception as error:
+                self._error = error
+
+

@@ -1,0 +1,76 @@
+"""A run's directory: ``run.toml``, ``checkpoint.safetensors``, ``model.safetensors``, ``workers.log`` and the lock.
+
+One process holds a run's directory at a time.
+"""
+
+import fcntl
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from coterie.core.errors import RunError, RunInUseError, StorageError
+from coterie.core.model_state import ModelState, read_archive
+
+
+def run_path(home: Path, run_id: str) -> Path:
+    """Where a run's files lie."""
+    return home / "runs" / run_id
+
+
+class RunDirectory:
+    """Holds a run's directory for this process. Raises RunInUseError when another process has it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StorageError(f"cannot use the run directory {path}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = (path / "lock").read_text().strip() or "unknown"
+            os.close(self._lock)
+            raise RunInUseError(f"the run directory {path} is in use by process {holder}: wait for it or stop it") from None
+        os.truncate(self._lock, 0)
+        os.write(self._lock, str(os.getpid()).encode())
+
+    def release(self) -> None:
+        """Let others use it."""
+        os.close(self._lock)
+
+    @property
+    def log(self) -> Path:
+        """Where the workers' output goes."""
+        return self.path / "workers.log"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def model(self) -> Path:
+        """The final model, a plain safetensors file."""
+        return self.path / "model.safetensors"
+
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether some process holds a run's directory."""
+    try:
+        lock = os.open(path / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False

@@ -1,0 +1,201 @@
+"""The run store: runs and their events in SQLite, one file under the home directory.
+
+Many processes may use it at once. A commit survives the death of any process; the database is in write-ahead mode.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
+
+from coterie.core.errors import RunNotFoundError, StorageError
+from coterie.core.events import Event, EventKind
+from coterie.server import schema
+
+NEWEST = "0001"
+"""The migration that `schema` describes."""
+
+
+class RunStatus(StrEnum):
+    """Where a run stands. A run that is RUNNING while nobody holds its directory was killed, and can be resumed."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+_STATUS_AFTER: Mapping[EventKind, RunStatus] = {
+    EventKind.RUN_STARTED: RunStatus.RUNNING,
+    EventKind.RUN_RESUMED: RunStatus.RUNNING,
+    EventKind.RUN_FINISHED: RunStatus.FINISHED,
+    EventKind.RUN_FAILED: RunStatus.FAILED,
+    EventKind.RUN_INTERRUPTED: RunStatus.INTERRUPTED,
+}
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A row of the store. created, updated: seconds since the epoch; config: TOML; result: of a finished run."""
+
+    id: str
+    name: str
+    task: str
+    strategy: str
+    status: RunStatus
+    created: float
+    updated: float
+    rounds: int
+    rounds_done: int
+    config: str
+    result: Mapping[str, Any] | None
+
+
+class Store:
+    """Runs and events. Raises StorageError when the disk does not take a write."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the database, making or migrating it as needed."""
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot make the directory {path.parent}: {error.strerror}") from None
+        self._engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
+        sa.event.listen(self._engine, "connect", _configure)
+        try:
+            self._migrate()
+        except OperationalError as error:
+            raise StorageError(f"cannot open the run store {path}: {error.orig}") from error
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+
+    def create_run(self, run_id: str, *, name: str, task: str, strategy: str, rounds: int, config: str) -> None:
+        """Add a run that has not started yet."""
+        now = time.time()
+        row = {"id": run_id, "name": name, "task": task, "strategy": strategy, "rounds": rounds, "config": config}
+        row |= {"status": RunStatus.RUNNING, "created": now, "updated": now, "rounds_done": 0, "result": None}
+        self._write([sa.insert(schema.runs).values(**row)])
+
+    def append(self, run_id: str, events: Sequence[Event]) -> None:
+        """Add events in one transaction and bring the run's row up to date."""
+        if not events:
+            return
+        rows = [
+            {"run_id": run_id, "seq": e.seq, "time": e.time, "kind": e.kind, "round": e.round, "data": jsonable(e.data)}
+            for e in events
+        ]
+        changes: dict[str, Any] = {"updated": events[-1].time}
+        for event in events:
+            if event.kind in _STATUS_AFTER:
+                changes["status"] = _STATUS_AFTER[event.kind]
+            if event.kind is EventKind.ROUND_FINISHED:
+                changes["rounds_done"] = event.round
+            if event.kind is EventKind.RUN_RESUMED:
+                changes["rounds_done"] = event.data["from_round"]
+            if event.kind is EventKind.RUN_FINISHED:
+                changes["result"] = jsonable(event.data)
+        self._write([
+            sa.insert(schema.events).values(rows),
+            sa.update(schema.runs).where(schema.runs.c.id == run_id).values(**changes),
+        ])
+
+    def runs(self) -> list[RunRecord]:
+        """All runs, the newest first."""
+        with self._engine.connect() as connection:
+            query = sa.select(schema.runs).order_by(schema.runs.c.created.desc(), schema.runs.c.id.desc())
+            return [_record(row) for row in connection.execute(query).mappings()]
+
+    def find(self, reference: str) -> RunRecord:
+        """The run whose id starts with `reference` (or the newest one, for "last"). Raises RunNotFoundError."""
+        runs = self.runs()
+        if reference == "last" and runs:
+            return runs[0]
+        found = [run for run in runs if run.id.startswith(reference)]
+        exact = [run for run in found if run.id == reference]
+        if len(exact or found) == 1:
+            return (exact or found)[0]
+        if found:
+            raise RunNotFoundError(f"run {reference!r} is ambiguous: {', '.join(run.id for run in found)}")
+        raise RunNotFoundError(f"there is no run {reference!r} in {self.path}: `coterie runs list` shows those there are")
+
+    def events(self, run_id: str, after: int = 0) -> list[Event]:
+        """A run's events with seq > `after`, in order."""
+        table = schema.events
+        query = sa.select(table).where(table.c.run_id == run_id, table.c.seq > after).order_by(table.c.seq)
+        with self._engine.connect() as connection:
+            rows = connection.execute(query).mappings().all()
+        return [Event(row["seq"], row["time"], EventKind(row["kind"]), row["round"], row["data"]) for row in rows]
+
+    def _write(self, statements: Iterable[sa.Executable]) -> None:
+        try:
+            with self._engine.begin() as connection:
+                for statement in statements:
+                    connection.execute(statement)
+        except OperationalError as error:
+            raise StorageError(
+                f"cannot write to the run store {self.path}: {error.orig}: free space or mend permissions, "
+                f"then go on with `coterie runs resume`"
+            ) from error
+
+    def _migrate(self) -> None:
+        with self._engine.connect() as connection:
+            if _version(connection) == NEWEST:
+                return
+        # Imported only where needed: it costs a third of a second.
+        from alembic import command
+        from alembic.config import Config
+
+        config = Config()
+        config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+        config.set_main_option("path_separator", "os")
+        with self._engine.begin() as connection:
+            # Two processes that both find no tables: the second waits here and then finds them made.
+            connection.execute(sa.text("BEGIN IMMEDIATE"))
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+
+def effective(events: Sequence[Event]) -> list[Event]:
+    """Events as they count: what a resume did again is kept once, in its last form."""
+    kept: list[Event] = []
+    for event in events:
+        if event.kind is EventKind.RUN_RESUMED:
+            kept = [e for e in kept if e.round <= event.data["from_round"]]
+        kept.append(event)
+    return kept
+
+
+def jsonable(value: Any) -> Any:
+    """A copy that every JSON reader takes: not-a-number and infinities become null."""
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _record(row: Mapping[str, Any]) -> RunRecord:
+    return RunRecord(**{**row, "status": RunStatus(row["status"])})
+
+
+def _version(connection: sa.Connection) -> str | None:
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def _configure(connection: Any, _: Any) -> None:
+    """Write-ahead mode: readers never wait, a commit needs no disk flush of its own and survives a killed process."""
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        connection.execute(f"PRAGMA {pragma}")

@@ -1,0 +1,161 @@
+"""A worker process: trains clients one after the other on one core. Started by `worker_process`, never by hand.
+
+``python -m coterie.simulations.worker SOCKET LIFELINE``: two inherited descriptors. Over the socket come a `Setup` and the shared
+memory, then jobs; the lifeline ends the process when the coordinator is gone, however it went.
+"""
+
+import os
+import pickle
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from coterie.client import LocalPlan, LocalTrainer, choose_device
+from coterie.core.model_state import ModelState
+from coterie.core.run_config import LocalConfig
+from coterie.core.seeding import torch_generator
+from coterie.simulations.attacks import Attack
+from coterie.simulations.shared_tensor import SharedTensor
+
+
+@dataclass(frozen=True)
+class ClientSlice:
+    """Where a client's records lie: [start, split) for training, [split, end) kept for its own evaluation."""
+
+    id: str
+    start: int
+    split: int
+    end: int
+
+    @property
+    def num_examples(self) -> int:
+        return self.split - self.start
+
+    @property
+    def evaluation(self) -> slice:
+        """What it evaluates on: the records it kept, or all of its training records when it kept none."""
+        return slice(self.split, self.end) if self.end > self.split else slice(self.start, self.split)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker needs once. `tensors` gives shape and dtype of each shared tensor, in the order of the descriptors."""
+
+    model: Callable[[], nn.Module]
+    initial: ModelState
+    loss: Callable[[Tensor, Tensor], Tensor]
+    metrics: Mapping[str, Callable[[Tensor, Tensor], float]]
+    num_classes: int | None
+    local: LocalConfig
+    rounds: int
+    seed: int
+    clients: tuple[ClientSlice, ...]
+    attack: Attack
+    attackers: frozenset[str]
+    tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+class Worker:
+    """Does jobs: each is a method's name and its arguments; the answer is what the method returns."""
+
+    def __init__(self, setup: Setup, shared: Mapping[str, Tensor]) -> None:
+        self.setup = setup
+        self.shared = shared
+        device = choose_device(setup.local.device)
+        plan = LocalPlan.from_config(setup.local, setup.rounds)
+        self.trainer = LocalTrainer(setup.model(), setup.loss, plan, device, setup.seed)
+        self.trainer.model.load(setup.initial)
+
+    def train(self, index: int, round: int, slot: int) -> dict[str, float]:
+        """Train one client from the shared global model and leave its update in a slot."""
+        setup, client = self.setup, self.setup.clients[index]
+        rows = slice(client.start, client.split)
+        inputs, targets = self.shared["inputs"][rows], self.shared["targets"][rows]
+        attacks = client.id in setup.attackers
+        if attacks:
+            targets = setup.attack.poison_targets(targets, setup.num_classes)
+        start = self._global()
+        metrics = self.trainer.train(start, inputs, targets, round, client.id)
+        delta = self.shared["updates"][slot]
+        if start.device.type == "cpu":
+            torch.sub(self.trainer.model.values, start, out=delta)
+        else:
+            delta.copy_(self.trainer.model.values - start)
+        if attacks:
+            setup.attack.poison_update(delta, torch_generator(setup.seed, "attack", round, client.id))
+        return metrics
+
+    def evaluate(self, index: int) -> dict[str, float]:
+        """Evaluate the shared global model on one client's records."""
+        rows = self.setup.clients[index].evaluation
+        inputs, targets = self.shared["inputs"][rows], self.shared["targets"][rows]
+        return self.trainer.evaluate(self._global(), inputs, targets, self.setup.metrics)
+
+    def outputs(self, start: int, end: int) -> None:
+        """Outputs of the shared global model on held-out records [start, end), into the shared outputs."""
+        inputs = self.shared["test_inputs"][start:end]
+        self.shared["outputs"][start:end] = self.trainer.outputs(self._global(), inputs)
+
+    def _global(self) -> Tensor:
+        return self.shared["global"].to(self.trainer.model.device)
+
+
+def main() -> None:
+    """Serve jobs until the coordinator closes the socket."""
+    connection_fd, lifeline_fd = int(sys.argv[1]), int(sys.argv[2])
+    threading.Thread(target=_exit_with_parent, args=(lifeline_fd,), daemon=True).start()
+    torch.set_num_threads(1)
+    connection = Connection(os.dup(connection_fd))
+    setup: Setup | None = None
+    try:
+        path, payload = connection.recv()
+        sys.path[:] = path
+        setup = pickle.loads(payload)  # noqa: S301 - our own parent's bytes over an inherited socket
+        assert setup is not None
+        with socket.socket(fileno=connection_fd) as channel:
+            _, fds, _, _ = socket.recv_fds(channel, 1, len(setup.tensors))
+        specs = zip(fds, setup.tensors.items(), strict=True)
+        shared = {name: SharedTensor.attach(fd, *spec).tensor for fd, (name, spec) in specs}
+        worker = Worker(setup, shared)
+    except (EOFError, ConnectionError):
+        return
+    except Exception as error:
+        connection.send(("setup failed", describe(error)))
+        return
+    connection.send(("ready", None))
+    while True:
+        try:
+            name, arguments = connection.recv()
+        except (EOFError, ConnectionError):
+            return
+        try:
+            answer: tuple[str, Any] = ("done", getattr(worker, name)(*arguments))
+        except Exception as error:
+            answer = ("raised", describe(error))
+        connection.send(answer)
+
+
+def describe(error: BaseException) -> str:
+    """Type, text and the innermost place outside torch, in one line."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f"{os.sep}torch{os.sep}" not in f.filename]
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:500]}{place}"
+
+
+def _exit_with_parent(lifeline_fd: int) -> None:
+    os.read(lifeline_fd, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

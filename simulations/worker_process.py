@@ -1,0 +1,70 @@
+"""The coordinator's end of a worker process: start it, hand it its set-up, talk to it, end it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from coterie.core.errors import RunError
+
+
+class WorkerProcess:
+    """One worker. It starts importing at once; `configure` sends what it needs as soon as that is known.
+
+    jobs: what it has been sent and not answered yet, oldest first (it answers in order).
+    """
+
+    def __init__(self, log: Path | None = None) -> None:
+        ours, theirs = socket.socketpair()
+        lifeline, self._lifeline = os.pipe()
+        # One thread per worker and nothing else: two sets of BLAS threads on one core cost more than they give.
+        env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with open(log, "ab") if log else open(os.devnull, "ab") as stderr:  # noqa: PTH123
+            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [sys.executable, "-m", "coterie.simulations.worker", str(theirs.fileno()), str(lifeline)],
+                pass_fds=(theirs.fileno(), lifeline),
+                stdin=subprocess.DEVNULL,
+                stdout=stderr,
+                stderr=stderr,
+                env=env,
+                start_new_session=True,  # Ctrl-C is for the coordinator, which then ends its workers
+            )
+        theirs.close()
+        os.close(lifeline)
+        self._socket = ours
+        self.connection = Connection(os.dup(ours.fileno()))
+        self.jobs: deque[Any] = deque()
+        self.ready = False
+
+    def configure(self, payload: bytes, fds: Sequence[int]) -> None:
+        """Send the pickled `Setup` and the descriptors of its shared tensors."""
+        try:
+            self.connection.send((list(sys.path), payload))
+            socket.send_fds(self._socket, [b"f"], list(fds))
+        except ConnectionError:
+            raise RunError(f"a worker process ended before its set-up: {self.how_it_ended()}") from None
+
+    def how_it_ended(self) -> str:
+        """Exit status in words."""
+        code = self._process.wait()
+        if code >= 0:
+            return f"exit status {code}"
+        name = signal.Signals(-code).name
+        hint = ", as the system does when memory runs out" if -code == signal.SIGKILL else ""
+        return f"killed by {name}{hint}"
+
+    def stop(self) -> None:
+        """End it and release its descriptors; safe to call twice."""
+        if self.connection.closed:
+            return
+        self._process.kill()
+        self._process.wait()
+        os.close(self._lifeline)
+        self.connection.close()
+        self._socket.close()

@@ -1,0 +1,50 @@
+"""A task: model, loss, metrics and records. This is what a user writes to bring a problem of their own."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Metric = Callable[[Tensor, Tensor], float]
+"""outputs[N, ...], targets[N, ...] to one number. Computed on all outputs of a set at once, so AUC is exact."""
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""outputs[B, ...], targets[B, ...] to a scalar: the mean over the batch, as torch.nn.functional has it."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records in memory.
+
+    inputs: Tensor[N, ...]; targets: Tensor[N, ...]; keys: one natural client key (hospital, person) per record, or None.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    keys: NDArray[np.str_] | None = None
+
+    def __len__(self) -> int:
+        return self.inputs.shape[0]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One learning problem.
+
+    model: makes a fresh torch module; called under the run's seed. Its output goes to `loss` and to `metrics`.
+    train: the records that the clients hold. test: the held-out global set.
+    loss: mean loss of a batch. metrics: each on a whole set; the first one is the headline.
+    num_classes: size of the label set when targets are integer class labels, else None (label partitions then do not apply).
+    """
+
+    name: str
+    model: Callable[[], nn.Module]
+    train: Records
+    test: Records
+    loss: Loss
+    metrics: Mapping[str, Metric]
+    num_classes: int | None = None
+    about: str = ""
+    label_names: tuple[str, ...] = field(default=())

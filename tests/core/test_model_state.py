@@ -1,0 +1,140 @@
+"""A model as data: nothing is lost on the way through the codec, and only what may be averaged is in the flat vector."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from coterie.core.errors import ModelError
+from coterie.core.model_state import ModelState, check_layout, read_archive, save_state_dict, split
+from hypothesis import given, settings
+from safetensors.torch import load_file
+from torch import nn
+
+
+class Everything(nn.Module):
+    """BatchNorm, a 0-d integer buffer, a frozen layer, a half-precision parameter, a boolean mask and tied weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 3, 3)
+        self.norm = nn.BatchNorm2d(3)
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+        self.halved = nn.Parameter(torch.randn(4).half())
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.tied = self.conv.weight
+        self.register_buffer("mask", torch.tensor([True, False]))
+        self.register_buffer("scratch", torch.zeros(7), persistent=False)
+
+
+def test_flat_holds_trainable_parameters_then_floating_buffers():
+    state = ModelState.from_module(Everything())
+    assert [entry.name for entry in state.layout.parameters] == [
+        "halved", "scale", "tied", "conv.bias", "norm.weight", "norm.bias",
+    ]  # fmt: skip
+    assert [entry.name for entry in state.layout.buffers] == ["norm.running_mean", "norm.running_var"]
+    assert state.layout.num_parameters == 4 + 1 + 27 + 3 + 3 + 3
+    assert state.flat.shape == (state.layout.num_parameters + 6,)
+
+
+def test_integer_boolean_and_frozen_tensors_are_never_averaged():
+    fixed = ModelState.from_module(Everything()).fixed
+    assert set(fixed) == {"frozen.weight", "frozen.bias", "mask", "norm.num_batches_tracked"}
+    assert fixed["norm.num_batches_tracked"].shape == ()
+    assert fixed["norm.num_batches_tracked"].dtype == torch.int64
+
+
+def test_codec_keeps_every_dtype_and_shape():
+    state = ModelState.from_module(Everything())
+    back = ModelState.from_bytes(state.to_bytes())
+    assert back.layout == state.layout
+    assert back.sha256() == state.sha256()
+    for name, tensor in state.tensors().items():
+        other = back.tensors()[name]
+        assert other.dtype == tensor.dtype
+        assert other.shape == tensor.shape
+        assert torch.equal(other, tensor)
+
+
+def test_encoding_the_same_state_gives_the_same_bytes():
+    state = ModelState.from_module(Everything())
+    assert state.to_bytes(note={"round": 3, "clock": 1.5}) == state.to_bytes(note={"round": 3, "clock": 1.5})
+
+
+def test_extra_tensors_and_note_travel_beside_the_model():
+    state = ModelState.from_module(nn.Linear(2, 1))
+    back, extra, note = read_archive(state.to_bytes({"momentum": torch.arange(3.0)}, {"round": 7}))
+    assert torch.equal(extra["momentum"], torch.arange(3.0))
+    assert note == {"round": 7}
+    assert back.sha256() == state.sha256()
+
+
+def test_load_into_gives_the_module_the_values():
+    source, target = Everything(), Everything()
+    state = ModelState.from_module(source)
+    state.load_into(target)
+    assert ModelState.from_module(target).sha256() == state.sha256()
+
+
+def test_the_state_is_a_copy():
+    module = nn.Linear(2, 1)
+    state = ModelState.from_module(module)
+    before = state.sha256()
+    with torch.no_grad():
+        module.weight.add_(1)
+    assert state.sha256() == before
+
+
+def test_sha256_sees_one_flipped_bit_and_a_renamed_tensor():
+    state = ModelState.from_module(nn.Linear(2, 1))
+    flat = state.flat.clone()
+    flat[0] = torch.nextafter(flat[0], torch.tensor(torch.inf))
+    assert state.with_flat(flat).sha256() != state.sha256()
+    assert ModelState.from_module(nn.Sequential(nn.Linear(2, 1))).sha256() != state.sha256()
+
+
+def test_plain_safetensors_file_reads_back_as_a_state_dict(tmp_path):
+    module = Everything()
+    save_state_dict(ModelState.from_module(module), tmp_path / "model.safetensors")
+    loaded = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(loaded["norm.running_var"], module.norm.running_var)
+    assert loaded["halved"].dtype == torch.float16
+
+
+@pytest.mark.parametrize("data", [b"", b"not safetensors at all", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "])
+def test_foreign_bytes_are_refused(data):
+    with pytest.raises(ModelError, match="not a model state"):
+        ModelState.from_bytes(data)
+
+
+def test_a_layout_difference_is_named():
+    wanted, _, _ = split(nn.Sequential(nn.Linear(2, 3)))
+    given_, _, _ = split(nn.Sequential(nn.Linear(2, 4)))
+    with pytest.raises(ModelError, match=r"expected 0.weight float32\[3, 2\], got 0.weight float32\[4, 2\]"):
+        check_layout(wanted, given_)
+
+
+def test_a_model_without_trainable_parameters_is_refused():
+    with pytest.raises(ModelError, match="no trainable parameter"):
+        ModelState.from_module(nn.Linear(2, 1).requires_grad_(False))
+
+
+def test_a_lazy_layer_is_refused_with_the_remedy():
+    with pytest.raises(ModelError, match="run one batch through lazy layers"):
+        ModelState.from_module(nn.LazyLinear(2))
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 4), max_size=3), min_size=1, max_size=4),
+    st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_shapes_survive_the_codec(shapes, dtype):
+    module = nn.Module()
+    for i, shape in enumerate(shapes):
+        module.register_parameter(f"p{i}", nn.Parameter(torch.randn(shape).to(dtype)))
+        module.register_buffer(f"b{i}", torch.randint(0, 9, shape))
+    state = ModelState.from_module(module)
+    back = ModelState.from_bytes(state.to_bytes())
+    assert back.sha256() == state.sha256()
+    assert {n: (t.dtype, t.shape) for n, t in back.tensors().items()} == {
+        n: (t.dtype, t.shape) for n, t in state.tensors().items()
+    }
