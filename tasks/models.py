@@ -1,0 +1,46 @@
+"""Small models for the built-in tasks and for own data."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def linear(num_features: int, num_classes: int) -> nn.Module:
+    """Logistic regression: inputs[N, F] to scores[N, C], starting at zero."""
+    layer = nn.Linear(num_features, num_classes)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def mlp(num_features: int, hidden: Sequence[int], num_classes: int) -> nn.Module:
+    """Flatten, then ReLU layers of the given widths: inputs[N, ...] to scores[N, C]."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    width = num_features
+    for size in hidden:
+        layers += [nn.Linear(width, size), nn.ReLU()]
+        width = size
+    return nn.Sequential(*layers, nn.Linear(width, num_classes))
+
+
+def cnn(channels: int, size: int, num_classes: int, batch_norm: bool = False) -> nn.Module:
+    """Two 5 x 5 convolutions of 16 and 32 channels, each with ReLU and pooling: images[N, channels, size, size] to scores[N, C]."""
+
+    def block(inside: int, outside: int) -> list[nn.Module]:
+        norm = [nn.BatchNorm2d(outside)] if batch_norm else []
+        return [nn.Conv2d(inside, outside, 5, padding=2), *norm, nn.ReLU(), nn.MaxPool2d(2)]
+
+    features = 32 * (size // 4) ** 2
+    return nn.Sequential(*block(channels, 16), *block(16, 32), nn.Flatten(), nn.Linear(features, num_classes))
+
+
+class FromBytes(nn.Module):
+    """Images kept as bytes: uint8[N, C, H, W] to float32 in [0, 1], then the model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(images.to(torch.float32) / 255)
