@@ -54,7 +54,9 @@ class Gate:
                 f"this is round {self._round} from model {self._version}",
             )
         if client_id in self._seen:
-            return Refusal("duplicate", f"{client_id} has answered already in round {self._round}; its first answer counts")
+            return Refusal(
+                "duplicate", f"{client_id} has answered already in round {self._round}; its first answer counts"
+            )
         self._seen.add(client_id)
         return self._judge_count(update) or self._judge_values(update.delta)
 
@@ -80,10 +82,14 @@ class Gate:
             broken = int((~torch.isfinite(delta)).sum())
             if broken:
                 return Refusal("not_finite", f"{broken} of {self._size} values are NaN or infinite")
-            return Refusal("magnitude", f"{outside} values are beyond {MAX_VALUE:.0f} in magnitude: the training diverged")
+            return Refusal(
+                "magnitude", f"{outside} values are beyond {MAX_VALUE:.0f} in magnitude: the training diverged"
+            )
         norm = math.sqrt(squares)
         if norm > self._config.max_norm:
-            return Refusal("norm", f"the update's L2 norm is {norm:.4g}, gate.max_norm allows {self._config.max_norm:.4g}")
+            return Refusal(
+                "norm", f"the update's L2 norm is {norm:.4g}, gate.max_norm allows {self._config.max_norm:.4g}"
+            )
         return None
 
 

@@ -81,12 +81,16 @@ class WeightedSum:
         or weights beyond `max_total_weight`.
         """
         if delta.shape != self._total.shape:
-            raise PreconditionError(f"an update of shape {list(delta.shape)} does not fit a sum of {len(self._total)} values")
+            raise PreconditionError(
+                f"an update of shape {list(delta.shape)} does not fit a sum of {len(self._total)} values"
+            )
         if not (weight >= 0 and math.isfinite(weight)):
             raise PreconditionError(f"weight = {weight}: it must be finite and at least 0")
         total_weight = self._weight + Fraction(weight)
         if total_weight > Fraction(self.max_total_weight) * (1 + Fraction(1, 2**40)):
-            raise PreconditionError(f"weights add up to {float(total_weight)}, the sum was made for {self.max_total_weight}")
+            raise PreconditionError(
+                f"weights add up to {float(total_weight)}, the sum was made for {self.max_total_weight}"
+            )
         values = _array(delta)
         outside = kernels.count_outside(values, self.max_value)
         if outside:

@@ -40,7 +40,9 @@ class ServerSGD:
 
     def __post_init__(self) -> None:
         if not (self.lr > 0 and math.isfinite(self.lr) and 0 <= self.momentum < 1):
-            raise PreconditionError(f"server sgd needs lr > 0 and 0 <= momentum < 1, got lr={self.lr}, momentum={self.momentum}")
+            raise PreconditionError(
+                f"server sgd needs lr > 0 and 0 <= momentum < 1, got lr={self.lr}, momentum={self.momentum}"
+            )
 
     def init(self, size: int) -> State:
         return {"momentum": torch.zeros(size)} if self.momentum else {}

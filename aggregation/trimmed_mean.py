@@ -90,7 +90,9 @@ def sorting_network(n: int) -> NDArray[np.int64]:
 
 def _each(work: Callable[[int], None], starts: range) -> None:
     """Do the chunks on all cores; the kernels release the GIL. A chunk's result does not depend on who computes it."""
-    threads = min(len(starts), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    threads = min(
+        len(starts), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     if threads <= 1:
         for start in starts:
             work(start)

@@ -1,6 +1,5 @@
 """`coterie demo`: what attackers do to a mean, and what a robust rule does about them."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer

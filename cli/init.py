@@ -60,7 +60,9 @@ def init(
     files = {"run.toml": run_file(), "my_task.py": TASK_FILE}
     there = [name for name in files if (directory / name).exists()]
     if there and not force:
-        raise ConfigError(f"{directory / there[0]} exists already: choose another directory, or overwrite it with --force")
+        raise ConfigError(
+            f"{directory / there[0]} exists already: choose another directory, or overwrite it with --force"
+        )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
@@ -75,7 +77,9 @@ def run_file() -> str:
     """A run file with every key, its meaning and its default; what is commented out has no fixed default."""
     from coterie.core.run_config import RunConfig
 
-    config = RunConfig.from_dict({"task": {"name": "my_task:make"}, "cohort": {"size": 10}, "simulation": {"clients": 50}})
+    config = RunConfig.from_dict(
+        {"task": {"name": "my_task:make"}, "cohort": {"size": 10}, "simulation": {"clients": 50}}
+    )
     lines = ["# A run of Coterie. Every key is here with its default; what is commented out is chosen for you."]
     sections: list[tuple[str, BaseModel]] = []
     for key, field in RunConfig.model_fields.items():

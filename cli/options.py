@@ -8,11 +8,14 @@ import typer
 
 from coterie.core.errors import ConfigError
 
-
 DEFAULT_HOME = Path.home() / ".coterie"
 
-HomeOption = Annotated[Path, typer.Option("--home", envvar="COTERIE_HOME", help="Where runs are kept.", show_default="~/.coterie")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line; progress goes to stderr.")]
+HomeOption = Annotated[
+    Path, typer.Option("--home", envvar="COTERIE_HOME", help="Where runs are kept.", show_default="~/.coterie")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object as the last line; progress goes to stderr.")
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 

@@ -40,7 +40,9 @@ class RunProgress:
         self._task = self._bar.add_task(self._label or "run", total=self._rounds, measured="starting", clients="")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._bar.stop()
 
     def __call__(self, event: Event) -> None:
@@ -65,5 +67,7 @@ class RunProgress:
         if plain and (round == self._rounds or time.monotonic() - self._printed > LINE_SECONDS):
             self._printed = time.monotonic()
             self._console.print(
-                f"{self._label} round {round}/{self._rounds}  {self._measured}  {self._clients}", highlight=False, markup=False
+                f"{self._label} round {round}/{self._rounds}  {self._measured}  {self._clients}",
+                highlight=False,
+                markup=False,
             )

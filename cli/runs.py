@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from coterie.cli.options import DEFAULT_HOME, HomeOption, JsonOption, QuietOption
 
@@ -30,9 +30,11 @@ def list_runs(home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> N
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    table = Table("run", "label", "task", "strategy", "status", "rounds", "result", box=None)
+    table = Table(Column("run", no_wrap=True), "label", "task", "strategy", "status", "rounds", "result", box=None)
     for row in rows:
-        metrics = "  ".join(f"{name} {value:.4f}" for name, value in list(row["metrics"].items())[:1] if value is not None)
+        metrics = "  ".join(
+            f"{name} {value:.4f}" for name, value in list(row["metrics"].items())[:1] if value is not None
+        )
         done = f"{row['rounds_done']}/{row['rounds']}"
         table.add_row(row["run"], row["name"], row["task"], row["strategy"], row["status"], done, metrics)
     Console().print(table if rows else f"no runs in {home} yet: coterie simulate starts one", highlight=False)
@@ -118,7 +120,9 @@ def compare(runs: RunsArgument, home: HomeOption = DEFAULT_HOME, as_json: JsonOp
 def report(
     runs: RunsArgument,
     home: HomeOption = DEFAULT_HOME,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The HTML file to write.", show_default="in the run's files")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The HTML file to write.", show_default="in the run's files")
+    ] = None,
 ) -> None:
     """Write one self-contained HTML page with plots about one run, or comparing several.
 
@@ -199,9 +203,8 @@ def _row(record: "RunRecord", home: Path) -> dict[str, Any]:
 
 def _status(record: "RunRecord", home: Path) -> str:
     """The stored status; a run that claims to be running while no process holds it was killed."""
-    from coterie.server.run_directory import is_in_use
+    from coterie.server.run_directory import is_in_use, run_path
     from coterie.server.store import RunStatus
-    from coterie.server.run_directory import run_path
 
     if record.status is RunStatus.RUNNING and not is_in_use(run_path(home, record.id)):
         return "killed"

@@ -31,7 +31,9 @@ A run file (`coterie init` writes one) holds every setting; options and --set ov
 
 def simulate(
     file: Annotated[Path | None, typer.Argument(help="The run file.", metavar="[RUN.toml]", show_default=False)] = None,
-    task: Annotated[str | None, typer.Option(help="A task's name (see `coterie tasks`) or package.module:function.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="A task's name (see `coterie tasks`) or package.module:function.")
+    ] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
     cohort: Annotated[int | None, typer.Option(help="Clients asked in each round.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
@@ -82,7 +84,9 @@ def tell(result: "Result", console: Console, as_json: bool) -> None:
         typer.echo(json.dumps(summary(result)))
         return
     outcome = result.outcome
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for metric, value in outcome.metrics.items():
         table.add_row(metric, f"{value:.4f}")
     table.add_row("rounds", f"{outcome.rounds} in {outcome.seconds:.1f} s (virtual clock: {outcome.clock:.1f} s)")

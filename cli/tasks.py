@@ -26,7 +26,9 @@ def tasks(as_json: JsonOption = False) -> None:
         {
             "name": name,
             "about": (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " "),
-            "options": {p.name: None if p.default is inspect.Parameter.empty else p.default for p in parameters(function)},
+            "options": {
+                p.name: None if p.default is inspect.Parameter.empty else p.default for p in parameters(function)
+            },
         }
         for name, function in TASKS.items()
     ]

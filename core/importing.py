@@ -22,7 +22,9 @@ def import_object(spec: str, key: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        raise ConfigError(f"{key} = {spec!r}: importing {module_name} failed with {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"{key} = {spec!r}: importing {module_name} failed with {type(error).__name__}: {error}"
+        ) from error
     if not hasattr(module, name):
         raise ConfigError(f"{key} = {spec!r}: the module {module_name} ({module.__file__}) has no {name!r}")
     return getattr(module, name)

@@ -171,7 +171,9 @@ def split(module: nn.Module) -> tuple[Layout, list[Tensor], dict[str, Tensor]]:
     named_buffers = [(name, buffer) for name, buffer in module.named_buffers() if name in persistent]
     for name, parameter in named_parameters:
         if isinstance(parameter, nn.UninitializedParameter):
-            raise ModelError(f"parameter {name!r} has no shape yet: run one batch through lazy layers in the model factory")
+            raise ModelError(
+                f"parameter {name!r} has no shape yet: run one batch through lazy layers in the model factory"
+            )
         if parameter.is_complex():
             raise ModelError(f"parameter {name!r} is {parameter.dtype}: complex parameters are not supported")
     trainable = [(name, p) for name, p in named_parameters if p.requires_grad]

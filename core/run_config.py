@@ -22,9 +22,17 @@ DEFAULT_COHORT = 20
 
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     # McMahan et al. 2017, arXiv:1602.05629
-    "fedavg": {"local.algorithm": {"name": "plain"}, "aggregator": {"name": "mean"}, "server_optimizer": {"name": "sgd"}},
+    "fedavg": {
+        "local.algorithm": {"name": "plain"},
+        "aggregator": {"name": "mean"},
+        "server_optimizer": {"name": "sgd"},
+    },
     # Li et al. 2020, arXiv:1812.06127
-    "fedprox": {"local.algorithm": {"name": "fedprox"}, "aggregator": {"name": "mean"}, "server_optimizer": {"name": "sgd"}},
+    "fedprox": {
+        "local.algorithm": {"name": "fedprox"},
+        "aggregator": {"name": "mean"},
+        "server_optimizer": {"name": "sgd"},
+    },
     # Yin et al. 2018, arXiv:1803.01498; f is set from the cohort's size, see `RunConfig.resolve`
     "trimmed_mean": {
         "local.algorithm": {"name": "plain"},
@@ -50,23 +58,35 @@ class CohortConfig(_Section):
     """Who is asked in a round, and what is enough."""
 
     size: int | None = Field(None, ge=1, description="clients asked in each round; default 20, or all when fewer")
-    min_replies: int | None = Field(None, ge=1, examples=[10], description="usable replies a round needs (the quorum); default half the cohort")
-    deadline: float = Field(math.inf, gt=0, description="seconds after which a round closes; virtual seconds in a simulation")
+    min_replies: int | None = Field(
+        None, ge=1, examples=[10], description="usable replies a round needs (the quorum); default half the cohort"
+    )
+    deadline: float = Field(
+        math.inf, gt=0, description="seconds after which a round closes; virtual seconds in a simulation"
+    )
     max_empty_rounds: int = Field(3, ge=1, description="rounds in a row below the quorum after which the run fails")
 
 
 class LocalConfig(_Section):
     """What a client does with its records in one round."""
 
-    algorithm: ChoiceField | None = Field(None, examples=[{"name": "fedprox", "mu": 0.1}], description="plain or fedprox; from the strategy when not set")
+    algorithm: ChoiceField | None = Field(
+        None, examples=[{"name": "fedprox", "mu": 0.1}], description="plain or fedprox; from the strategy when not set"
+    )
     optimizer: ChoiceField = Field(Choice(name="sgd"), description="sgd (momentum, nesterov, weight_decay) or adam")
     lr: float = Field(0.1, gt=0, description="learning rate")
-    lr_schedule: ChoiceField = Field(Choice(name="constant"), description="constant, cosine, exponential or step, by round")
+    lr_schedule: ChoiceField = Field(
+        Choice(name="constant"), description="constant, cosine, exponential or step, by round"
+    )
     batch_size: int = Field(10, ge=1, description="records per step")
-    epochs: int | None = Field(None, ge=1, examples=[5], description="passes over the client's records per round; default 5")
+    epochs: int | None = Field(
+        None, ge=1, examples=[5], description="passes over the client's records per round; default 5"
+    )
     steps: int | None = Field(None, ge=1, examples=[20], description="steps per round, instead of epochs")
     clip_norm: float = Field(math.inf, gt=0, description="largest L2 norm of one step's gradient")
-    precision: Literal["float32", "bfloat16"] = Field("float32", description="bfloat16: autocast in forward and backward")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="bfloat16: autocast in forward and backward"
+    )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
 
     @model_validator(mode="after")
@@ -88,24 +108,36 @@ class EvaluationConfig(_Section):
 
     every: int = Field(1, ge=0, description="rounds between evaluations on the held-out set; 0: only at the end")
     clients_every: int = Field(0, ge=0, description="rounds between evaluations on every client; 0: only at the end")
-    client_holdout: float = Field(0.0, ge=0, lt=1, description="share of each client's records kept from training to evaluate on")
+    client_holdout: float = Field(
+        0.0, ge=0, lt=1, description="share of each client's records kept from training to evaluate on"
+    )
 
 
 class CheckpointConfig(_Section):
     """When the run is made safe on disk."""
 
-    every: int = Field(1, ge=1, description="rounds between checkpoints; a slow disk makes them rarer, never the rounds slower")
+    every: int = Field(
+        1, ge=1, description="rounds between checkpoints; a slow disk makes them rarer, never the rounds slower"
+    )
 
 
 class SimulationConfig(_Section):
     """The stand-in for real clients."""
 
     clients: int | None = Field(None, ge=1, description="number of clients; default 100, or the task's own number")
-    partition: ChoiceField | None = Field(None, examples=[{"name": "dirichlet", "alpha": 0.5}], description="natural, iid, dirichlet, shards or quantity; default natural, else dirichlet")
+    partition: ChoiceField | None = Field(
+        None,
+        examples=[{"name": "dirichlet", "alpha": 0.5}],
+        description="natural, iid, dirichlet, shards or quantity; default natural, else dirichlet",
+    )
     workers: int = Field(0, ge=0, description="worker processes; 0: one per core")
     dropout: float = Field(0.0, ge=0, le=1, description="chance that a client vanishes in a round")
-    slowness: ChoiceField = Field(Choice(name="uniform"), description="uniform, lognormal or stragglers: virtual speed of the clients")
-    seconds_per_example: float = Field(0.001, gt=0, description="virtual seconds that a client of speed 1 needs per record and epoch")
+    slowness: ChoiceField = Field(
+        Choice(name="uniform"), description="uniform, lognormal or stragglers: virtual speed of the clients"
+    )
+    seconds_per_example: float = Field(
+        0.001, gt=0, description="virtual seconds that a client of speed 1 needs per record and epoch"
+    )
     attack: ChoiceField = Field(Choice(name="none"), description="none, sign_flip, gaussian, label_flip or nan")
     attackers: float | list[str] = Field(0.0, description="share of the clients that attack, or their ids")
 
@@ -117,7 +149,9 @@ class SimulationConfig(_Section):
         if share and self.attack.name == "none":
             raise ValueError(f"attackers = {share} without an attack: set attack, for example attack = 'sign_flip'")
         if not share and self.attack.name != "none":
-            raise ValueError(f"attack = {self.attack.name!r} without attackers: set attackers, for example attackers = 0.1")
+            raise ValueError(
+                f"attack = {self.attack.name!r} without attackers: set attackers, for example attackers = 0.1"
+            )
         return self
 
 
@@ -128,11 +162,21 @@ class RunConfig(_Section):
     strategy: str = Field("fedavg", description="fedavg, fedprox or trimmed_mean: fills the choices that are not set")
     seed: int = Field(0, ge=0, description="every random choice derives from it")
     rounds: int = Field(20, ge=1, description="how many rounds")
-    task: ChoiceField = Field(Choice(name="mnist"), description="a task's name or package.module:function, with its options")
+    task: ChoiceField = Field(
+        Choice(name="mnist"), description="a task's name or package.module:function, with its options"
+    )
     cohort: CohortConfig = CohortConfig()
     local: LocalConfig = LocalConfig()
-    aggregator: ChoiceField | None = Field(None, examples=[{"name": "trimmed_mean", "f": 2}], description="mean or trimmed_mean (f); from the strategy when not set")
-    server_optimizer: ChoiceField | None = Field(None, examples=[{"name": "sgd", "lr": 1.0, "momentum": 0.0}], description="sgd (lr, momentum); from the strategy when not set")
+    aggregator: ChoiceField | None = Field(
+        None,
+        examples=[{"name": "trimmed_mean", "f": 2}],
+        description="mean or trimmed_mean (f); from the strategy when not set",
+    )
+    server_optimizer: ChoiceField | None = Field(
+        None,
+        examples=[{"name": "sgd", "lr": 1.0, "momentum": 0.0}],
+        description="sgd (lr, momentum); from the strategy when not set",
+    )
     gate: GateConfig = GateConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -191,7 +235,9 @@ class RunConfig(_Section):
             rule["f"] = max(1, size // 4) if size > 2 else 0
         replies = self.cohort.min_replies or max(math.ceil(size / 2), min(size, 2 * rule.get("f", 0) + 1))
         if replies > size:
-            raise ConfigError(f"cohort.min_replies = {replies} is more than cohort.size = {size}: lower it or raise cohort.size")
+            raise ConfigError(
+                f"cohort.min_replies = {replies} is more than cohort.size = {size}: lower it or raise cohort.size"
+            )
         _set(data, "cohort.size", size)
         _set(data, "cohort.min_replies", replies)
         _set(data, "simulation.clients", num_clients)

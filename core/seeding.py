@@ -13,7 +13,9 @@ import torch
 def derive_seed(seed: int, *purpose: str | int) -> int:
     """A 63-bit seed for one purpose, e.g. ``derive_seed(7, "batches", round, client_id)``."""
     text = repr((seed, *purpose))
-    return int.from_bytes(hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=8).digest(), "little") >> 1
+    return (
+        int.from_bytes(hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=8).digest(), "little") >> 1
+    )
 
 
 def torch_generator(seed: int, *purpose: str | int) -> torch.Generator:

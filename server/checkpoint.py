@@ -113,5 +113,3 @@ class CheckpointWriter:
                 write_safely(self._path, checkpoint.to_bytes())
             except Exception as error:
                 self._error = error
-
-

@@ -20,8 +20,8 @@ from coterie.core.messages import Channel, Evaluation, Failure, Purpose, Reply, 
 from coterie.core.model_state import ModelState
 from coterie.core.run_config import RunConfig
 from coterie.core.seeding import numpy_generator
-from coterie.server.journal import Journal
 from coterie.server.checkpoint import Checkpoint, CheckpointWriter
+from coterie.server.journal import Journal
 
 Evaluate = Callable[[ModelState], Mapping[str, float]]
 
@@ -84,7 +84,9 @@ class Coordinator:
             state = replace(state, optimizer=self._server_optimizer.init(state.model.layout.num_parameters))
         metrics: Mapping[str, float] = {}
         gate = Gate(
-            state.model.layout.size, self.config.gate, {client.id: client.num_examples for client in self._clients.values()}
+            state.model.layout.size,
+            self.config.gate,
+            {client.id: client.num_examples for client in self._clients.values()},
         )
         every = self.config.evaluation
         for round in range(state.round + 1, self.config.rounds + 1):
@@ -157,9 +159,7 @@ class Coordinator:
         empty_rounds = state.empty_rounds + 1 if gathered.empty_because else 0
         return Checkpoint(round, model, optimizer, clock, empty_rounds)
 
-    def _usable(
-        self, round: int, reply: Reply, gate: Gate, gathered: _Round, reasons: Counter[str]
-    ) -> Update | None:
+    def _usable(self, round: int, reply: Reply, gate: Gate, gathered: _Round, reasons: Counter[str]) -> Update | None:
         """The update of a reply, or None after saying in the events why there is none."""
         result = reply.result
         if isinstance(result, Failure):

@@ -5,16 +5,9 @@ One process holds a run's directory at a time.
 
 import fcntl
 import os
-import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from torch import Tensor
-
-from coterie.core.errors import RunError, RunInUseError, StorageError
-from coterie.core.model_state import ModelState, read_archive
+from coterie.core.errors import RunInUseError, StorageError
 
 
 def run_path(home: Path, run_id: str) -> Path:
@@ -37,7 +30,9 @@ class RunDirectory:
         except BlockingIOError:
             holder = (path / "lock").read_text().strip() or "unknown"
             os.close(self._lock)
-            raise RunInUseError(f"the run directory {path} is in use by process {holder}: wait for it or stop it") from None
+            raise RunInUseError(
+                f"the run directory {path} is in use by process {holder}: wait for it or stop it"
+            ) from None
         os.truncate(self._lock, 0)
         os.write(self._lock, str(os.getpid()).encode())
 
@@ -58,7 +53,6 @@ class RunDirectory:
     def model(self) -> Path:
         """The final model, a plain safetensors file."""
         return self.path / "model.safetensors"
-
 
 
 def is_in_use(path: Path) -> bool:

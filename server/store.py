@@ -103,10 +103,12 @@ class Store:
                 changes["rounds_done"] = event.data["from_round"]
             if event.kind is EventKind.RUN_FINISHED:
                 changes["result"] = jsonable(event.data)
-        self._write([
-            sa.insert(schema.events).values(rows),
-            sa.update(schema.runs).where(schema.runs.c.id == run_id).values(**changes),
-        ])
+        self._write(
+            [
+                sa.insert(schema.events).values(rows),
+                sa.update(schema.runs).where(schema.runs.c.id == run_id).values(**changes),
+            ]
+        )
 
     def runs(self) -> list[RunRecord]:
         """All runs, the newest first."""
@@ -125,7 +127,9 @@ class Store:
             return (exact or found)[0]
         if found:
             raise RunNotFoundError(f"run {reference!r} is ambiguous: {', '.join(run.id for run in found)}")
-        raise RunNotFoundError(f"there is no run {reference!r} in {self.path}: `coterie runs list` shows those there are")
+        raise RunNotFoundError(
+            f"there is no run {reference!r} in {self.path}: `coterie runs list` shows those there are"
+        )
 
     def events(self, run_id: str, after: int = 0) -> list[Event]:
         """A run's events with seq > `after`, in order."""

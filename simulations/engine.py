@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from coterie.aggregation import AGGREGATORS, SERVER_OPTIMIZERS, PreconditionError
-from coterie.client import LOCAL_ALGORITHMS, OPTIMIZERS, SCHEDULES, LocalTrainer, measure
+from coterie.client import LOCAL_ALGORITHMS, OPTIMIZERS, SCHEDULES, measure
 from coterie.core.choice import Choice, Table, build, complete
 from coterie.core.errors import ConfigError, RunError
 from coterie.core.events import EventKind, Listener
@@ -167,7 +167,9 @@ def _rounds(
     try:
         # The workers fill the cores; torch's own threads in this process would spin beside them and cost a third of the speed.
         torch.set_num_threads(1)
-        return Coordinator(config, channel, aggregator, server_optimizer, journal, checkpoints, evaluate).run(checkpoint)
+        return Coordinator(config, channel, aggregator, server_optimizer, journal, checkpoints, evaluate).run(
+            checkpoint
+        )
     finally:
         torch.set_num_threads(threads)
         channel.close()
@@ -197,7 +199,9 @@ def complete_config(config: RunConfig, num_clients: int) -> RunConfig:
         if check is not None:
             check(replies)
     except PreconditionError as error:
-        raise ConfigError(f"aggregator = {config.aggregator!r} with cohort.size = {config.cohort.size}: {error}") from None
+        raise ConfigError(
+            f"aggregator = {config.aggregator!r} with cohort.size = {config.cohort.size}: {error}"
+        ) from None
     return config
 
 
@@ -278,7 +282,9 @@ def attackers(config: RunConfig, ids: Sequence[str]) -> frozenset[str]:
         return frozenset(ids[i] for i in rng.choice(len(ids), round(wanted * len(ids)), replace=False))
     unknown = [client_id for client_id in wanted if client_id not in set(ids)]
     if unknown:
-        raise ConfigError(f"simulation.attackers: there is no client {unknown[0]!r}: the clients are {ids[0]!r} .. {ids[-1]!r}")
+        raise ConfigError(
+            f"simulation.attackers: there is no client {unknown[0]!r}: the clients are {ids[0]!r} .. {ids[-1]!r}"
+        )
     return frozenset(wanted)
 
 

@@ -35,7 +35,9 @@ class Population:
 def natural(population: Population, num_clients: int | None, rng: np.random.Generator, /) -> Partition:
     """One client per key; with `num_clients` below the number of keys, a random choice of the keys."""
     if population.keys is None:
-        raise ConfigError("simulation.partition = 'natural': the task's records have no client keys: choose iid or dirichlet")
+        raise ConfigError(
+            "simulation.partition = 'natural': the task's records have no client keys: choose iid or dirichlet"
+        )
     ids = np.unique(population.keys)
     wanted = num_clients or len(ids)
     if wanted > len(ids):
@@ -131,7 +133,9 @@ def _topped_up(parts: list[Indices], min_records: int) -> list[Indices]:
 
 def _labels(population: Population, name: str) -> Indices:
     if population.labels is None:
-        raise ConfigError(f"simulation.partition = {name!r} needs class labels, the task has none: choose iid or quantity")
+        raise ConfigError(
+            f"simulation.partition = {name!r} needs class labels, the task has none: choose iid or quantity"
+        )
     return population.labels
 
 

@@ -23,7 +23,7 @@ from coterie.core.messages import ClientInfo, Evaluation, Failure, Purpose, Repl
 from coterie.core.model_state import ModelState
 from coterie.simulations.shared_tensor import SharedTensor
 from coterie.simulations.virtual_time import drops_out
-from coterie.simulations.worker import ClientSlice, Setup
+from coterie.simulations.worker import Setup
 from coterie.simulations.worker_process import WorkerProcess
 
 READ_AHEAD_BYTES = 64 << 20

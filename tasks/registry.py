@@ -65,7 +65,9 @@ def _check_records(records: Records, where: str, num_classes: int | None) -> Non
         if targets.dtype != torch.int64:
             raise TaskError(f"{where}: targets are {targets.dtype}: class labels are torch.int64")
         if int(targets.min()) < 0 or int(targets.max()) >= num_classes:
-            raise TaskError(f"{where}: targets go from {int(targets.min())} to {int(targets.max())}, num_classes is {num_classes}")
+            raise TaskError(
+                f"{where}: targets go from {int(targets.min())} to {int(targets.max())}, num_classes is {num_classes}"
+            )
 
 
 def _check_model(task: Task, name: str) -> None:
@@ -81,7 +83,9 @@ def _check_model(task: Task, name: str) -> None:
     with torch.no_grad():
         outputs = _attempt(lambda: module.eval()(inputs), f"task {name}: the model on test records")
         if not isinstance(outputs, Tensor) or len(outputs) != len(inputs):
-            raise TaskError(f"task {name}: the model must return one tensor with a row per record, got {type(outputs).__name__}")
+            raise TaskError(
+                f"task {name}: the model must return one tensor with a row per record, got {type(outputs).__name__}"
+            )
         loss = _attempt(lambda: task.loss(outputs, targets), f"task {name}: the loss")
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             raise TaskError(f"task {name}: the loss must return a scalar tensor, the mean over the batch")

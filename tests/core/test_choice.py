@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 
 import pytest
+
 from coterie.core.choice import Choice, build, complete
 from coterie.core.errors import ConfigError
 

@@ -3,11 +3,12 @@
 import hypothesis.strategies as st
 import pytest
 import torch
-from coterie.core.errors import ModelError
-from coterie.core.model_state import ModelState, check_layout, read_archive, save_state_dict, split
 from hypothesis import given, settings
 from safetensors.torch import load_file
 from torch import nn
+
+from coterie.core.errors import ModelError
+from coterie.core.model_state import ModelState, check_layout, read_archive, save_state_dict, split
 
 
 class Everything(nn.Module):

@@ -3,6 +3,7 @@
 import tomllib
 
 import pytest
+
 from coterie.core.choice import Choice
 from coterie.core.errors import ConfigError
 from coterie.core.run_config import RunConfig
@@ -16,7 +17,15 @@ def test_printing_shows_defaults_and_reads_back_equal():
     config = load(strategy="trimmed_mean").resolve(num_clients=200)
     text = config.to_toml()
     assert RunConfig.from_dict(tomllib.loads(text)) == config
-    for key in ("lr = 0.1", "batch_size = 10", "epochs = 5", "size = 20", "min_replies = 11", "deadline = inf", "f = 5"):
+    for key in (
+        "lr = 0.1",
+        "batch_size = 10",
+        "epochs = 5",
+        "size = 20",
+        "min_replies = 11",
+        "deadline = inf",
+        "f = 5",
+    ):
         assert key in text
 
 
@@ -61,7 +70,9 @@ def test_a_broken_file_is_named(tmp_path):
 
 
 def test_a_cohort_larger_than_the_clients_is_refused():
-    with pytest.raises(ConfigError, match=r"cohort\.size = 30 is more than the 10 clients there are: lower cohort\.size or raise"):
+    with pytest.raises(
+        ConfigError, match=r"cohort\.size = 30 is more than the 10 clients there are: lower cohort\.size or raise"
+    ):
         load(cohort__size=30).resolve(num_clients=10)
 
 

@@ -5,8 +5,9 @@ import sys
 
 import hypothesis.strategies as st
 import torch
-from coterie.core.seeding import derive_seed, numpy_generator, torch_generator
 from hypothesis import given
+
+from coterie.core.seeding import derive_seed, numpy_generator, torch_generator
 
 parts = st.lists(st.one_of(st.integers(), st.text(max_size=5)), max_size=4)
 
@@ -27,6 +28,8 @@ def test_the_same_purpose_gives_the_same_numbers_in_another_process():
 
 
 def test_generators_repeat():
-    assert torch.equal(torch.rand(3, generator=torch_generator(1, "a")), torch.rand(3, generator=torch_generator(1, "a")))
+    assert torch.equal(
+        torch.rand(3, generator=torch_generator(1, "a")), torch.rand(3, generator=torch_generator(1, "a"))
+    )
     assert numpy_generator(1, "a").random() == numpy_generator(1, "a").random()
     assert numpy_generator(1, "a").random() != numpy_generator(2, "a").random()
