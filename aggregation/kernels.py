@@ -1,4 +1,5 @@
-"""Compiled loops over updates, one pass each. They release the GIL and are compiled once per machine (numba's cache)."""
+"""Compiled loops over updates, one pass each. They release the GIL and are compiled once per machine (numba's
+cache)."""
 
 from typing import Any
 
@@ -40,8 +41,8 @@ def inspect(values: NDArray[np.float32], limit: float) -> tuple[int, float]:
 def trimmed_mean(updates: Array, f: int, pairs: NDArray[np.int64], out: Array) -> None:
     """out[C] = mean of the n - 2f middle values in each column of updates[n, C].
 
-    pairs[m, 2]: a sorting network for n values. Columns are sorted a block at a time, all of a block's columns at once, so the comparisons
-    run on whole vector registers.
+    pairs[m, 2]: a sorting network for n values. Columns are sorted a block at a time, all of a block's columns at once,
+    so the comparisons run on whole vector registers.
     """
     _trimmed_mean(updates, f, pairs, out)
 

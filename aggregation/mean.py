@@ -2,8 +2,9 @@
 
 McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data", arXiv:1602.05629.
 
-Floating-point sums depend on the order of their terms. Here every term is rounded once, to a fixed point that is the same for the whole sum, and
-added as a 64-bit integer: the result does not depend on the order of arrival or on how updates were spread over partial sums, bit by bit.
+Floating-point sums depend on the order of their terms. Here every term is rounded once, to a fixed point that is the
+same for the whole sum, and added as a 64-bit integer: the result does not depend on the order of arrival or on how
+updates were spread over partial sums, bit by bit.
 """
 
 import math
@@ -35,7 +36,8 @@ class Mean:
     def __call__(self, updates: Tensor, weights: Tensor | None = None, /) -> Tensor:
         """The mean [D] of updates[n, D] in their dtype; weights[n] >= 0, default all equal.
 
-        Raises PreconditionError for no updates, entries that are not finite, or weights that are negative or all zero. Reads one row at a time.
+        Raises PreconditionError for no updates, entries that are not finite, or weights that are negative or all zero.
+        Reads one row at a time.
         """
         self.check(len(updates))
         given = [1.0] * len(updates) if weights is None else [float(weight) for weight in weights]
@@ -59,8 +61,8 @@ class Mean:
 class WeightedSum:
     """A weighted sum in 64-bit fixed point: O(size) memory, the same bits in every order.
 
-    The scale is the largest power of two with max_total_weight * max_value * scale <= 2^62. One rounding step of an update therefore costs at
-    most max_value * 2^-62 (2e-13 for the default) in the mean.
+    The scale is the largest power of two with max_total_weight * max_value * scale <= 2^62. One rounding step of an
+    update therefore costs at most max_value * 2^-62 (2e-13 for the default) in the mean.
     """
 
     def __init__(self, size: int, max_total_weight: float, max_value: float = MAX_VALUE) -> None:
@@ -77,8 +79,8 @@ class WeightedSum:
     def accumulate(self, delta: Tensor, weight: float) -> None:
         """Add weight * delta[size]. A refused delta leaves the sum as it was.
 
-        Raises PreconditionError for a wrong size, an entry that is not finite or beyond `max_value`, a weight that is negative or not finite,
-        or weights beyond `max_total_weight`.
+        Raises PreconditionError for a wrong size, an entry that is not finite or beyond `max_value`, a weight that is
+        negative or not finite, or weights beyond `max_total_weight`.
         """
         if delta.shape != self._total.shape:
             raise PreconditionError(

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 def mean_metrics(answers: Iterable[tuple[Mapping[str, float], float]]) -> dict[str, float]:
     """Weighted mean of each metric over the clients that sent it. answers: (metrics, weight) per client.
 
-    A value that is not a finite number is left out: a client's broken metric is no reason to lose its update, or another client's.
+    A value that is not a finite number is left out: a client's broken metric is no reason to lose its update, or
+    another client's.
     """
     sums: dict[str, list[tuple[float, float]]] = {}
     for metrics, weight in answers:

@@ -1,6 +1,7 @@
 """How the aggregate moves the global model.
 
-FedAvgM: Hsu et al. 2019, "Measuring the effects of non-identical data distribution for federated visual classification", arXiv:1909.06335.
+FedAvgM: Hsu et al. 2019, "Measuring the effects of non-identical data distribution for federated visual
+classification", arXiv:1909.06335.
 """
 
 import math

@@ -25,8 +25,9 @@ CHUNK = 1 << 15
 class TrimmedMean:
     """In each coordinate, drop the f smallest and the f largest values and average the rest.
 
-    f: how many updates may be arbitrary, 0 <= f < n/2 (the breakdown point). With at most f wrong updates every coordinate of the result lies
-    within the range of the honest ones. Weights are ignored on purpose: a claimed number of records must not buy influence.
+    f: how many updates may be arbitrary, 0 <= f < n/2 (the breakdown point). With at most f wrong updates every
+    coordinate of the result lies within the range of the honest ones. Weights are ignored on purpose: a claimed number
+    of records must not buy influence.
     """
 
     f: int
@@ -46,8 +47,8 @@ class TrimmedMean:
     def __call__(self, updates: Tensor, weights: Tensor | None = None, /) -> Tensor:
         """The trimmed mean [D] of updates[n, D] in their dtype; `weights` are ignored.
 
-        Raises PreconditionError unless n > 2f and all entries are finite. Uses a few hundred kilobytes beyond the input and the result (one
-        converted chunk of columns per thread for dtypes other than float32 and float64).
+        Raises PreconditionError unless n > 2f and all entries are finite. Uses a few hundred kilobytes beyond the input
+        and the result (one converted chunk of columns per thread for dtypes other than float32 and float64).
         """
         n, size = updates.shape
         self.check(n)
@@ -71,8 +72,8 @@ class TrimmedMean:
 def sorting_network(n: int) -> NDArray[np.int64]:
     """Pairs [m, 2] of positions to compare and exchange, in order, that sort any n values.
 
-    Batcher 1968, odd-even merge sort, for the next power of two, without the pairs that touch positions from n on (those would hold
-    infinities, which never move).
+    Batcher 1968, odd-even merge sort, for the next power of two, without the pairs that touch positions from n on
+    (those would hold infinities, which never move).
     """
     pairs: list[tuple[int, int]] = []
     p = 1

@@ -1,8 +1,9 @@
 """Seconds per round of a simulation against the tight sequential loop, measured side by side in one run.
 
-200 clients of 300 random 28 x 28 images, 20 per round, 1 local epoch, batch 20, SGD 0.05; an MLP 784-128-10 and a CNN of two 5 x 5
-convolutions. After each of Coterie's rounds the same work is done by a plain torch loop in this process while the workers are idle, so
-that both see the same machine. The loop's time is divided by the number of cores: the target is what perfect scaling would give.
+200 clients of 300 random 28 x 28 images, 20 per round, 1 local epoch, batch 20, SGD 0.05; an MLP 784-128-10 and a CNN
+of two 5 x 5 convolutions. After each of Coterie's rounds the same work is done by a plain torch loop in this process
+while the workers are idle, so that both see the same machine. The loop's time is divided by the number of cores: the
+target is what perfect scaling would give.
 
     python benchmarks/simulation.py            # full, about three minutes on two cores
     python benchmarks/simulation.py --quick --json
@@ -96,7 +97,8 @@ class SideBySide:
     def __call__(self, event: Event) -> None:
         now = time.perf_counter()
         if event.kind is EventKind.ROUND_STARTED:
-            # From the start of one round to the start of the next, less what this listener took: events and checkpoints count.
+            # From the start of one round to the start of the next, less what this listener took: events and checkpoints
+            # count.
             if self._started is not None:
                 self.rounds.append(now - self._started)
             if len(self.tight) < self.loops:

@@ -24,7 +24,8 @@ def demo(
 ) -> None:
     """200 clients learn to read digits; 20 of them send their update turned round and ten times as large.
 
-    Three runs: FedAvg and the trimmed mean under attack, and the trimmed mean with no attackers. About two minutes on two cores.
+    Three runs: FedAvg and the trimmed mean under attack, and the trimmed mean with no attackers. About two minutes on
+    two cores.
     """
     from coterie.cli.progress import RunProgress
     from coterie.cli.runs import make_report

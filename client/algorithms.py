@@ -1,7 +1,7 @@
 """What moves the parameters during local training, each written once for one client and for many.
 
-Everything here is elementwise in the parameters and works in place on float32 tensors of shape [..., P]: [P] for one client,
-[K, P] for K clients trained at once.
+Everything here is elementwise in the parameters and works in place on float32 tensors of shape [..., P]: [P] for one
+client, [K, P] for K clients trained at once.
 
 - Momentum and Nesterov SGD: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning".
 - Adam: Kingma and Ba 2015, arXiv:1412.6980.
@@ -97,8 +97,8 @@ class Plain:
 class FedProx:
     """The proximal term mu/2 ||w - w_global||^2, applied exactly after each step (implicit step).
 
-    w <- (w + lr mu w_global) / (1 + lr mu). It equals the usual gradient term to first order in lr mu, and is stable for every mu:
-    the usual form diverges once lr mu > 2. mu > 0.
+    w <- (w + lr mu w_global) / (1 + lr mu). It equals the usual gradient term to first order in lr mu, and is stable
+    for every mu: the usual form diverges once lr mu > 2. mu > 0.
     """
 
     mu: float = 0.1

@@ -1,6 +1,7 @@
 """A torch module whose trainable parameters and gradients are windows on two flat vectors.
 
-Loading a global model is then one copy, an optimizer step one operation, and an update one subtraction, whatever the number of layers.
+Loading a global model is then one copy, an optimizer step one operation, and an update one subtraction, whatever the
+number of layers.
 """
 
 import torch
@@ -15,7 +16,8 @@ class FlatModel:
     """Takes over a module on a device.
 
     values: float32[D], parameters then floating buffers. params: values[:P]. grads: float32[P], filled by backward().
-    The module's own tensors become windows on them (trainable parameters train in float32 whatever they were declared as).
+    The module's own tensors become windows on them (trainable parameters train in float32 whatever they were declared
+    as).
     """
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:

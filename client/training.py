@@ -69,8 +69,9 @@ class LocalTrainer:
     def train(self, start: Tensor, inputs: Tensor, targets: Tensor, round: int, client_id: str) -> dict[str, float]:
         """One round of one client, from the global values `start[D]`, which must be on the model's device.
 
-        Leaves the trained values in `self.model`. inputs[N, ...], targets[N, ...]: the client's records. Returns the mean loss over
-        the steps as {"loss": ...}. Every random choice (order of the records, dropout layers) derives from (seed, round, client).
+        Leaves the trained values in `self.model`. inputs[N, ...], targets[N, ...]: the client's records. Returns the
+        mean loss over the steps as {"loss": ...}. Every random choice (order of the records, dropout layers) derives
+        from (seed, round, client).
         """
         model, plan = self.model, self.plan
         config, lr = plan.config, plan.config.lr * plan.schedule.factor(round, plan.rounds)
@@ -133,7 +134,8 @@ class LocalTrainer:
                     left -= 1
 
     def _batch_sizes(self, num_examples: int) -> list[int]:
-        """Sizes of one epoch's batches. A last batch of one joins the one before it where BatchNorm needs two records."""
+        """Sizes of one epoch's batches. A last batch of one joins the one before it where BatchNorm needs two
+        records."""
         size = self.plan.config.batch_size
         full, rest = divmod(num_examples, size)
         if rest == 1 and full and self.model.has_batch_norm:
@@ -141,7 +143,8 @@ class LocalTrainer:
         return [size] * full + ([rest] if rest else [])
 
     def _placed(self, inputs: Tensor) -> Tensor:
-        """Inputs on the device, images with channels last where the model can take that: convolutions are then faster."""
+        """Inputs on the device, images with channels last where the model can take that: convolutions are then
+        faster."""
         inputs = inputs.to(self.model.device)
         if inputs.dim() != 4 or not self.model.convolves:
             return inputs

@@ -1,8 +1,8 @@
 """A choice by name with options, as it stands in a run file: ``aggregator = {name = "trimmed_mean", f = 5}``.
 
-Each package holds one explicit table from names to classes or functions (`AGGREGATORS`, `PARTITIONS`, ...). A name with a colon,
-``package.module:Name``, reaches a class of the user's own. The options are the callable's own keyword parameters:
-their types are checked, the unknown ones refused, and the defaults filled in.
+Each package holds one explicit table from names to classes or functions (`AGGREGATORS`, `PARTITIONS`, ...). A name with
+a colon, ``package.module:Name``, reaches a class of the user's own. The options are the callable's own keyword
+parameters: their types are checked, the unknown ones refused, and the defaults filled in.
 """
 
 import inspect

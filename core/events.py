@@ -1,4 +1,5 @@
-"""Everything that happens in a run, append-only, numbered. The store, the progress bar and the report read this one stream."""
+"""Everything that happens in a run, append-only, numbered. The store, the progress bar and the report read this one
+stream."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

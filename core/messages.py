@@ -1,7 +1,7 @@
 """What the coordinator and the clients say to each other, and the seam between them.
 
-A `Channel` is how the coordinator reaches clients. Simulation engines and the real federation are the two kinds; the coordinator
-never asks which one it has.
+A `Channel` is how the coordinator reaches clients. Simulation engines and the real federation are the two kinds; the
+coordinator never asks which one it has.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,8 +45,8 @@ class Request:
 class Update:
     """What a client returns from training.
 
-    delta: float32[D], local minus global, in the layout of `ModelState.flat`. A channel may lend its own memory: the values hold only
-    until the next reply is taken, so whoever keeps them copies them.
+    delta: float32[D], local minus global, in the layout of `ModelState.flat`. A channel may lend its own memory: the
+    values hold only until the next reply is taken, so whoever keeps them copies them.
     num_examples: records that the client trained on, its weight.
     metrics: the client's own numbers by name, averaged over the clients that sent the name.
     """

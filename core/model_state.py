@@ -1,12 +1,13 @@
 """A model as data: what is averaged as one flat float32 vector, what is not averaged beside it.
 
-`flat` holds the trainable parameters first and the floating-point buffers (BatchNorm's running statistics) after them, so that
-every aggregator, the gate and a robust rule treat both alike: an attacker gains nothing by hiding in a buffer. Only the first
-`layout.num_parameters` values are moved by a server optimizer or a local optimizer. Integer and boolean buffers and frozen
-parameters are `fixed`: they keep dtype and shape (0-d included), travel with the model and are never averaged.
+`flat` holds the trainable parameters first and the floating-point buffers (BatchNorm's running statistics) after them,
+so that every aggregator, the gate and a robust rule treat both alike: an attacker gains nothing by hiding in a buffer.
+Only the first `layout.num_parameters` values are moved by a server optimizer or a local optimizer. Integer and boolean
+buffers and frozen parameters are `fixed`: they keep dtype and shape (0-d included), travel with the model and are never
+averaged.
 
-The codec is safetensors: no pickle, every dtype and shape kept. Trainable parameters are float32 while a run lasts and are
-stored in the dtype that the module declared.
+The codec is safetensors: no pickle, every dtype and shape kept. Trainable parameters are float32 while a run lasts and
+are stored in the dtype that the module declared.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """The definition of a run: a TOML file in, the same file with every default visible out.
 
-Unknown and contradictory keys are ConfigErrors that name the key, the value and what would be right. A strategy is a name
-for three choices (local algorithm, aggregator, server optimizer): it fills those that the file leaves out, so that strategies can be
-used by name or put together freely.
+Unknown and contradictory keys are ConfigErrors that name the key, the value and what would be right. A strategy is a
+name for three choices (local algorithm, aggregator, server optimizer): it fills those that the file leaves out, so that
+strategies can be used by name or put together freely.
 """
 
 import difflib

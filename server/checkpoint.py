@@ -1,6 +1,7 @@
 """A run made safe on disk.
 
-A checkpoint is written beside the old one, flushed to disk and renamed over it, so that there is a complete one at every moment.
+A checkpoint is written beside the old one, flushed to disk and renamed over it, so that there is a complete one at
+every moment.
 """
 
 import os
@@ -49,7 +50,8 @@ class Checkpoint:
 
 
 def write_safely(path: Path, data: bytes) -> None:
-    """Write, flush to disk, rename: readers see the old file or the new one. Raises StorageError, leaving the old one."""
+    """Write, flush to disk, rename: readers see the old file or the new one. Raises StorageError, leaving the old
+    one."""
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:
@@ -71,7 +73,8 @@ def write_safely(path: Path, data: bytes) -> None:
 
 
 class CheckpointWriter:
-    """Writes checkpoints on a thread of its own. A disk slower than the rounds makes checkpoints rarer, never the rounds slower."""
+    """Writes checkpoints on a thread of its own. A disk slower than the rounds makes checkpoints rarer, never the
+    rounds slower."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

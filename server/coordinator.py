@@ -28,7 +28,8 @@ Evaluate = Callable[[ModelState], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run ends with. metrics: on the held-out set; clock: virtual seconds; seconds: real ones of this process."""
+    """What a run ends with. metrics: on the held-out set; clock: virtual seconds; seconds: real ones of this
+    process."""
 
     model: ModelState
     metrics: Mapping[str, float]
@@ -248,7 +249,8 @@ class _Stream:
 
 
 class _Rows:
-    """Keeps the updates for a rule that needs all of them, each in its client's row: the order of arrival leaves no trace."""
+    """Keeps the updates for a rule that needs all of them, each in its client's row: the order of arrival leaves no
+    trace."""
 
     def __init__(self, aggregator: Aggregator, rows: Tensor, cohort: Sequence[str]) -> None:
         self._aggregator = aggregator

@@ -165,7 +165,8 @@ def _rounds(
 
     threads = torch.get_num_threads()
     try:
-        # The workers fill the cores; torch's own threads in this process would spin beside them and cost a third of the speed.
+        # The workers fill the cores; torch's own threads in this process would spin beside them and cost a third of the
+        # speed.
         torch.set_num_threads(1)
         return Coordinator(config, channel, aggregator, server_optimizer, journal, checkpoints, evaluate).run(
             checkpoint

@@ -2,13 +2,15 @@
 
 - natural: one client per key of the data (hospital, person).
 - iid: dealt out evenly at random.
-- dirichlet: for each label, shares of the clients drawn from Dirichlet(alpha). Yurochkin et al. 2019, arXiv:1905.12022; Li et al. 2022,
+- dirichlet: for each label, shares of the clients drawn from Dirichlet(alpha). Yurochkin et al. 2019, arXiv:1905.12022;
+  Li et al. 2022,
   arXiv:2102.02079.
 - shards: records sorted by label, cut into shards, each client dealt a few. McMahan et al. 2017, arXiv:1602.05629.
 - quantity: labels mixed evenly, numbers of records drawn from Dirichlet(alpha). Li et al. 2022, arXiv:2102.02079.
 
-Each is a function ``(population, num_clients, rng, /, options) -> {client id: record indices}``. Every record goes to exactly one client
-(natural with fewer clients than keys leaves records out) and every client has at least `min_records`.
+Each is a function ``(population, num_clients, rng, /, options) -> {client id: record indices}``. Every record goes to
+exactly one client (natural with fewer clients than keys leaves records out) and every client has at least
+`min_records`.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,8 +1,8 @@
 """A channel whose clients live in worker processes on this machine, one worker per core.
 
-Records, the global model and the updates lie in shared memory; a job and its answer are a hundred bytes. Each worker is always one job
-ahead, so that it never waits for the coordinator. Largest clients go first, which evens out the end of the round. A worker that dies takes
-one client's result with it and is replaced.
+Records, the global model and the updates lie in shared memory; a job and its answer are a hundred bytes. Each worker is
+always one job ahead, so that it never waits for the coordinator. Largest clients go first, which evens out the end of
+the round. A worker that dies takes one client's result with it and is replaced.
 """
 
 import pickle
@@ -125,7 +125,8 @@ class ProcessChannel:
             yield self._reply(answer)
 
     def outputs(self, model: ModelState) -> Tensor:
-        """Outputs[N, ...] of a model on the held-out records, computed by all workers. The memory is reused by the next call."""
+        """Outputs[N, ...] of a model on the held-out records, computed by all workers. The memory is reused by the next
+        call."""
         outputs = self._shared["outputs"].tensor
         self._publish(model)
         starts = range(0, len(outputs), EVALUATION_ROWS)
@@ -163,7 +164,8 @@ class ProcessChannel:
         self._shared["global"].tensor.copy_(model.flat)
 
     def _run(self, jobs: Sequence[_Job]) -> Iterator[_Answer]:
-        """Spread jobs over the workers; yield answers as they come. A slot is free again when the next answer is taken."""
+        """Spread jobs over the workers; yield answers as they come. A slot is free again when the next answer is
+        taken."""
         pending = deque(sorted(jobs, key=lambda job: -job.weight))
         outstanding = len(pending)
         finished = False

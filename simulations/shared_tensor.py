@@ -1,7 +1,7 @@
 """Tensors that the coordinator and its workers see in the same memory.
 
-The memory has no name: it is a memory file (or an unlinked temporary one where the system has none), so nothing is left behind however a
-process ends. Its descriptor travels over a Unix socket.
+The memory has no name: it is a memory file (or an unlinked temporary one where the system has none), so nothing is left
+behind however a process ends. Its descriptor travels over a Unix socket.
 """
 
 import mmap

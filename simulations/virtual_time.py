@@ -1,7 +1,7 @@
 """A clock for clients that do not exist: how long each would take, and who vanishes.
 
-A client needs ``seconds_per_example * records * passes * slowness`` virtual seconds. Slowness is drawn once per client; vanishing is drawn per
-client and round. Both derive from the run's seed.
+A client needs ``seconds_per_example * records * passes * slowness`` virtual seconds. Slowness is drawn once per client;
+vanishing is drawn per client and round. Both derive from the run's seed.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """A worker process: trains clients one after the other on one core. Started by `worker_process`, never by hand.
 
-``python -m coterie.simulations.worker SOCKET LIFELINE``: two inherited descriptors. Over the socket come a `Setup` and the shared
-memory, then jobs; the lifeline ends the process when the coordinator is gone, however it went.
+``python -m coterie.simulations.worker SOCKET LIFELINE``: two inherited descriptors. Over the socket come a `Setup` and
+the shared memory, then jobs; the lifeline ends the process when the coordinator is gone, however it went.
 """
 
 import os
@@ -48,7 +48,8 @@ class ClientSlice:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker needs once. `tensors` gives shape and dtype of each shared tensor, in the order of the descriptors."""
+    """What a worker needs once. `tensors` gives shape and dtype of each shared tensor, in the order of the
+    descriptors."""
 
     model: Callable[[], nn.Module]
     initial: ModelState

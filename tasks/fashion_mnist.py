@@ -25,7 +25,8 @@ LABELS = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", 
 def fashion_mnist(model: str = "cnn") -> Task:
     """Articles of clothing, 60,000 images of 28 x 28 for the clients and 10,000 held out (from a Debian package).
 
-    model: "cnn" or "mlp", as for mnist. inputs float32[N, 1, 28, 28] in [0, 1]; targets 0 to 9. Raises DataError when its package cannot be had.
+    model: "cnn" or "mlp", as for mnist. inputs float32[N, 1, 28, 28] in [0, 1]; targets 0 to 9. Raises DataError when
+    its package cannot be had.
     """
     return Task(
         name="fashion-mnist",

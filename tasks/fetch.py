@@ -1,6 +1,7 @@
 """Bring a data file here once, checked by its hash; offline afterwards.
 
-The cache is $COTERIE_CACHE, or the user's cache directory. A file appears in it complete or not at all, so two processes may fetch at once.
+The cache is $COTERIE_CACHE, or the user's cache directory. A file appears in it complete or not at all, so two
+processes may fetch at once.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Heart disease in four real hospitals: the UCI collection. Janosi, Steinbrunn, Pfisterer and Detrano 1989.
 
-Each hospital measured other things for other patients: Switzerland has hardly a patient without disease and no cholesterol at all, Hungary
-hardly any imaging. That is what makes it a federated problem.
+Each hospital measured other things for other patients: Switzerland has hardly a patient without disease and no
+cholesterol at all, Hungary hardly any imaging. That is what makes it a federated problem.
 """
 
 import csv
@@ -20,8 +20,8 @@ from coterie.tasks.models import linear, mlp
 from coterie.tasks.splits import stratified_split
 from coterie.tasks.task import Records, Task
 
-# Centre and width of each measurement, from clinical knowledge (textbook means and spreads for adults) and not from these patients: a statistic
-# pooled over the hospitals would have to leave them first.
+# Centre and width of each measurement, from clinical knowledge (textbook means and spreads for adults) and not from
+# these patients: a statistic pooled over the hospitals would have to leave them first.
 SCALES: Mapping[str, tuple[float, float]] = {
     "age": (55.0, 10.0),
     "trestbps": (130.0, 20.0),
@@ -52,9 +52,10 @@ HOSPITALS: Mapping[str, str] = {
 def heart(model: str = "logistic") -> Task:
     """Heart disease, 920 patients of four real hospitals, each a client (Cleveland, Hungary, VA, Switzerland).
 
-    model: "logistic" (regression) or "mlp" (one hidden layer of 32). inputs float32[N, 28]: measurements scaled by fixed clinical constants,
-    categories one-hot, and for each column with gaps whether it is missing (a cholesterol of 0 counts as missing). targets: 1 = disease. A fifth
-    of each hospital's patients is held out. Raises DataError when the data cannot be fetched.
+    model: "logistic" (regression) or "mlp" (one hidden layer of 32). inputs float32[N, 28]: measurements scaled by
+    fixed clinical constants, categories one-hot, and for each column with gaps whether it is missing (a cholesterol of
+    0 counts as missing). targets: 1 = disease. A fifth of each hospital's patients is held out. Raises DataError when
+    the data cannot be fetched.
     """
     with fetch(HEART).open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

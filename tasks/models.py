@@ -25,7 +25,8 @@ def mlp(num_features: int, hidden: Sequence[int], num_classes: int) -> nn.Module
 
 
 def cnn(channels: int, size: int, num_classes: int, batch_norm: bool = False) -> nn.Module:
-    """Two 5 x 5 convolutions of 16 and 32 channels, each with ReLU and pooling: images[N, channels, size, size] to scores[N, C]."""
+    """Two 5 x 5 convolutions of 16 and 32 channels, each with ReLU and pooling: images[N, channels, size, size] to
+    scores[N, C]."""
 
     def block(inside: int, outside: int) -> list[nn.Module]:
         norm = [nn.BatchNorm2d(outside)] if batch_norm else []

@@ -23,8 +23,8 @@ TASKS: Mapping[str, Callable[..., Task]] = {
 def load_task(choice: Choice) -> Task:
     """Call the function that a run file names and check what it returns.
 
-    Raises ConfigError for an unknown name, a wrong option or a module that cannot be imported; TaskError for a function that raises or
-    returns something unfit; DataError from the built-in tasks.
+    Raises ConfigError for an unknown name, a wrong option or a module that cannot be imported; TaskError for a function
+    that raises or returns something unfit; DataError from the built-in tasks.
     """
     function = find(TASKS, choice, "task")
     options = complete(TASKS, choice, "task").options

@@ -5,7 +5,8 @@ from numpy.typing import NDArray
 
 
 def stratified_split(groups: NDArray[np.generic], test_fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Indices (train, test), each sorted, with `test_fraction` of every group held out (at least one, if it has two or more)."""
+    """Indices (train, test), each sorted, with `test_fraction` of every group held out (at least one, if it has two or
+    more)."""
     rng = np.random.default_rng(20_240_229)
     test: list[NDArray[np.int64]] = []
     for group in np.unique(groups):

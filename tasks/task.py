@@ -18,7 +18,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 class Records:
     """Records in memory.
 
-    inputs: Tensor[N, ...]; targets: Tensor[N, ...]; keys: one natural client key (hospital, person) per record, or None.
+    inputs: Tensor[N, ...]; targets: Tensor[N, ...]; keys: one natural client key (hospital, person) per record, or
+    None.
     """
 
     inputs: Tensor
@@ -36,7 +37,8 @@ class Task:
     model: makes a fresh torch module; called under the run's seed. Its output goes to `loss` and to `metrics`.
     train: the records that the clients hold. test: the held-out global set.
     loss: mean loss of a batch. metrics: each on a whole set; the first one is the headline.
-    num_classes: size of the label set when targets are integer class labels, else None (label partitions then do not apply).
+    num_classes: size of the label set when targets are integer class labels, else None (label partitions then do not
+    apply).
     """
 
     name: str

@@ -1,4 +1,5 @@
-"""A model as data: nothing is lost on the way through the codec, and only what may be averaged is in the flat vector."""
+"""A model as data: nothing is lost on the way through the codec, and only what may be averaged is in the flat
+vector."""
 
 import hypothesis.strategies as st
 import pytest
