@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from coterie.aggregation.gate import Gate, Refusal, check_tensors
 from coterie.aggregation.mean import Mean, WeightedSum
-from coterie.aggregation.metrics import mean_metrics
+from coterie.aggregation.metrics import mean_metrics, usable_metrics
 from coterie.aggregation.rules import Aggregator, LinearAggregator, PartialSum
 from coterie.aggregation.server_optimizer import ServerOptimizer, ServerSGD
 from coterie.aggregation.trimmed_mean import TrimmedMean
@@ -29,4 +29,5 @@ __all__ = [
     "WeightedSum",
     "check_tensors",
     "mean_metrics",
+    "usable_metrics",
 ]

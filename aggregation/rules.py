@@ -1,4 +1,8 @@
-"""What an aggregation rule is: n updates to one vector, pure tensor maths with no idea of transport."""
+"""What an aggregation rule is: n updates to one vector, pure tensor maths with no idea of transport.
+
+A rule is a frozen dataclass whose fields are the options of a run file. One that cannot work with any number of updates also has
+`check(num_updates)`, which raises PreconditionError naming the inequality, so that a run is refused before it starts.
+"""
 
 from typing import Protocol, runtime_checkable
 
@@ -6,14 +10,10 @@ from torch import Tensor
 
 
 class Aggregator(Protocol):
-    """A rule. Implementations are frozen dataclasses whose fields are the options of a run file."""
-
-    def check(self, num_updates: int) -> None:
-        """Raise PreconditionError, naming the inequality, when the rule does not hold for that many updates."""
-        ...
+    """A rule that sees all updates of a round at once."""
 
     def __call__(self, updates: Tensor, weights: Tensor | None = None, /) -> Tensor:
-        """One vector [D] from updates[n, D] and weights[n] (num_examples), in the dtype of the updates."""
+        """One vector [D] from updates[n, D] and weights[n] (num_examples; None: all equal), in the dtype of the updates."""
         ...
 
 
@@ -31,7 +31,7 @@ class PartialSum(Protocol):
 
 @runtime_checkable
 class LinearAggregator(Aggregator, Protocol):
-    """A rule that needs no update twice: it can take them as they come."""
+    """A rule that needs no update twice: it takes them as they come."""
 
     def stream(self, size: int, max_total_weight: float) -> PartialSum:
         """An empty sum for vectors of length `size` whose weights add up to at most `max_total_weight`."""

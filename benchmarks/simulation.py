@@ -146,9 +146,8 @@ def main() -> None:
         if rounds >= 100:
             growth = seen.memory[100] / seen.memory[10]
             ratios["parent_memory_round_100_vs_10"] = entry(growth, 1.02)
-            print(
-                f"{model}: parent {seen.memory[10] / 1e6:.1f} MB at round 10, {seen.memory[100] / 1e6:.1f} MB at round 100"
-            )
+            early, late = seen.memory[10] / 1e6, seen.memory[100] / 1e6
+            print(f"{model}: parent {early:.1f} MB at round 10, {late:.1f} MB at round 100")
     for name, ratio in ratios.items():
         print(f"{name}: {ratio['value']:.3f} (target {ratio['target']}){'' if ratio['met'] else '  MISSED'}")
     if arguments.json:

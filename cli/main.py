@@ -4,6 +4,7 @@ import signal
 import sys
 from types import FrameType
 
+import click
 import typer
 from rich.console import Console
 
@@ -40,11 +41,9 @@ def main() -> None:
         sys.exit(1)
     except typer.Abort:
         sys.exit(130)
-    except Exception as error:
-        if hasattr(error, "exit_code") and hasattr(error, "show"):  # click's usage errors
-            error.show()
-            sys.exit(error.exit_code)
-        raise
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
     sys.exit(code if isinstance(code, int) else 0)
 
 

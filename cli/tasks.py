@@ -1,6 +1,7 @@
 """`coterie tasks`."""
 
 import inspect
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -22,7 +23,7 @@ def tasks(as_json: JsonOption = False) -> None:
 
     from coterie.tasks import TASKS
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": name,
             "about": (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " "),

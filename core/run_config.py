@@ -10,7 +10,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -57,37 +57,48 @@ class _Section(BaseModel):
 class CohortConfig(_Section):
     """Who is asked in a round, and what is enough."""
 
-    size: int | None = Field(None, ge=1, description="clients asked in each round; default 20, or all when fewer")
+    size: int | None = Field(
+        default=None, ge=1, description="clients asked in each round; default 20, or all when fewer"
+    )
     min_replies: int | None = Field(
-        None, ge=1, examples=[10], description="usable replies a round needs (the quorum); default half the cohort"
+        default=None,
+        ge=1,
+        examples=[10],
+        description="usable replies a round needs (the quorum); default half the cohort",
     )
     deadline: float = Field(
-        math.inf, gt=0, description="seconds after which a round closes; virtual seconds in a simulation"
+        default=math.inf, gt=0, description="seconds after which a round closes; virtual seconds in a simulation"
     )
-    max_empty_rounds: int = Field(3, ge=1, description="rounds in a row below the quorum after which the run fails")
+    max_empty_rounds: int = Field(
+        default=3, ge=1, description="rounds in a row below the quorum after which the run fails"
+    )
 
 
 class LocalConfig(_Section):
     """What a client does with its records in one round."""
 
     algorithm: ChoiceField | None = Field(
-        None, examples=[{"name": "fedprox", "mu": 0.1}], description="plain or fedprox; from the strategy when not set"
+        default=None,
+        examples=[{"name": "fedprox", "mu": 0.1}],
+        description="plain or fedprox; from the strategy when not set",
     )
-    optimizer: ChoiceField = Field(Choice(name="sgd"), description="sgd (momentum, nesterov, weight_decay) or adam")
-    lr: float = Field(0.1, gt=0, description="learning rate")
+    optimizer: ChoiceField = Field(
+        default=Choice(name="sgd"), description="sgd (momentum, nesterov, weight_decay) or adam"
+    )
+    lr: float = Field(default=0.1, gt=0, description="learning rate")
     lr_schedule: ChoiceField = Field(
-        Choice(name="constant"), description="constant, cosine, exponential or step, by round"
+        default=Choice(name="constant"), description="constant, cosine, exponential or step, by round"
     )
-    batch_size: int = Field(10, ge=1, description="records per step")
+    batch_size: int = Field(default=10, ge=1, description="records per step")
     epochs: int | None = Field(
-        None, ge=1, examples=[5], description="passes over the client's records per round; default 5"
+        default=None, ge=1, examples=[5], description="passes over the client's records per round; default 5"
     )
-    steps: int | None = Field(None, ge=1, examples=[20], description="steps per round, instead of epochs")
-    clip_norm: float = Field(math.inf, gt=0, description="largest L2 norm of one step's gradient")
+    steps: int | None = Field(default=None, ge=1, examples=[20], description="steps per round, instead of epochs")
+    clip_norm: float = Field(default=math.inf, gt=0, description="largest L2 norm of one step's gradient")
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="bfloat16: autocast in forward and backward"
+        default="float32", description="bfloat16: autocast in forward and backward"
     )
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps")
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, mps")
 
     @model_validator(mode="after")
     def _one_length(self) -> "LocalConfig":
@@ -99,17 +110,21 @@ class LocalConfig(_Section):
 class GateConfig(_Section):
     """What an update must satisfy before any aggregator sees it."""
 
-    max_num_examples: int = Field(1_000_000, ge=1, description="largest weight that a client may claim")
-    max_norm: float = Field(math.inf, gt=0, description="largest L2 norm of an update")
+    max_num_examples: int = Field(default=1_000_000, ge=1, description="largest weight that a client may claim")
+    max_norm: float = Field(default=math.inf, gt=0, description="largest L2 norm of an update")
 
 
 class EvaluationConfig(_Section):
     """When the global model is measured."""
 
-    every: int = Field(1, ge=0, description="rounds between evaluations on the held-out set; 0: only at the end")
-    clients_every: int = Field(0, ge=0, description="rounds between evaluations on every client; 0: only at the end")
+    every: int = Field(
+        default=1, ge=0, description="rounds between evaluations on the held-out set; 0: only at the end"
+    )
+    clients_every: int = Field(
+        default=0, ge=0, description="rounds between evaluations on every client; 0: only at the end"
+    )
     client_holdout: float = Field(
-        0.0, ge=0, lt=1, description="share of each client's records kept from training to evaluate on"
+        default=0.0, ge=0, lt=1, description="share of each client's records kept from training to evaluate on"
     )
 
 
@@ -117,29 +132,31 @@ class CheckpointConfig(_Section):
     """When the run is made safe on disk."""
 
     every: int = Field(
-        1, ge=1, description="rounds between checkpoints; a slow disk makes them rarer, never the rounds slower"
+        default=1, ge=1, description="rounds between checkpoints; a slow disk makes them rarer, never the rounds slower"
     )
 
 
 class SimulationConfig(_Section):
     """The stand-in for real clients."""
 
-    clients: int | None = Field(None, ge=1, description="number of clients; default 100, or the task's own number")
+    clients: int | None = Field(
+        default=None, ge=1, description="number of clients; default 100, or the task's own number"
+    )
     partition: ChoiceField | None = Field(
-        None,
+        default=None,
         examples=[{"name": "dirichlet", "alpha": 0.5}],
         description="natural, iid, dirichlet, shards or quantity; default natural, else dirichlet",
     )
-    workers: int = Field(0, ge=0, description="worker processes; 0: one per core")
-    dropout: float = Field(0.0, ge=0, le=1, description="chance that a client vanishes in a round")
+    workers: int = Field(default=0, ge=0, description="worker processes; 0: one per core")
+    dropout: float = Field(default=0.0, ge=0, le=1, description="chance that a client vanishes in a round")
     slowness: ChoiceField = Field(
-        Choice(name="uniform"), description="uniform, lognormal or stragglers: virtual speed of the clients"
+        default=Choice(name="uniform"), description="uniform, lognormal or stragglers: virtual speed of the clients"
     )
     seconds_per_example: float = Field(
-        0.001, gt=0, description="virtual seconds that a client of speed 1 needs per record and epoch"
+        default=0.001, gt=0, description="virtual seconds that a client of speed 1 needs per record and epoch"
     )
-    attack: ChoiceField = Field(Choice(name="none"), description="none, sign_flip, gaussian, label_flip or nan")
-    attackers: float | list[str] = Field(0.0, description="share of the clients that attack, or their ids")
+    attack: ChoiceField = Field(default=Choice(name="none"), description="none, sign_flip, gaussian, label_flip or nan")
+    attackers: float | list[str] = Field(default=0.0, description="share of the clients that attack, or their ids")
 
     @model_validator(mode="after")
     def _attack(self) -> "SimulationConfig":
@@ -158,22 +175,24 @@ class SimulationConfig(_Section):
 class RunConfig(_Section):
     """One run. `load` reads it from TOML, `to_toml` prints it back, `resolve` fills in what depends on the clients."""
 
-    name: str = Field("", description="a label of your own")
-    strategy: str = Field("fedavg", description="fedavg, fedprox or trimmed_mean: fills the choices that are not set")
-    seed: int = Field(0, ge=0, description="every random choice derives from it")
-    rounds: int = Field(20, ge=1, description="how many rounds")
+    name: str = Field(default="", description="a label of your own")
+    strategy: str = Field(
+        default="fedavg", description="fedavg, fedprox or trimmed_mean: fills the choices that are not set"
+    )
+    seed: int = Field(default=0, ge=0, description="every random choice derives from it")
+    rounds: int = Field(default=20, ge=1, description="how many rounds")
     task: ChoiceField = Field(
-        Choice(name="mnist"), description="a task's name or package.module:function, with its options"
+        default=Choice(name="mnist"), description="a task's name or package.module:function, with its options"
     )
     cohort: CohortConfig = CohortConfig()
     local: LocalConfig = LocalConfig()
     aggregator: ChoiceField | None = Field(
-        None,
+        default=None,
         examples=[{"name": "trimmed_mean", "f": 2}],
         description="mean or trimmed_mean (f); from the strategy when not set",
     )
     server_optimizer: ChoiceField | None = Field(
-        None,
+        default=None,
         examples=[{"name": "sgd", "lr": 1.0, "momentum": 0.0}],
         description="sgd (lr, momentum); from the strategy when not set",
     )
@@ -225,7 +244,8 @@ class RunConfig(_Section):
         size = self.cohort.size or min(DEFAULT_COHORT, num_clients)
         if size > num_clients:
             raise ConfigError(
-                f"cohort.size = {size} is more than the {num_clients} clients there are: lower cohort.size or raise simulation.clients"
+                f"cohort.size = {size} is more than the {num_clients} clients there are: "
+                f"lower cohort.size or raise simulation.clients"
             )
         for key, value in STRATEGIES[self.strategy].items():
             if _get(data, key) is None:
@@ -275,7 +295,7 @@ def _explain(error: ValidationError) -> str:
 def _get(data: Mapping[str, Any], key: str) -> Any:
     value: Any = data
     for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+        value = cast("Mapping[str, Any]", value).get(part) if isinstance(value, Mapping) else None
     return value
 
 
@@ -286,6 +306,6 @@ def _set(data: dict[str, Any], key: str, value: Any) -> None:
         child = data.get(part)
         if isinstance(child, str):
             child = {"name": child}
-        data[part] = child = dict(child) if isinstance(child, Mapping) else {}
+        data[part] = child = dict(cast("Mapping[str, Any]", child)) if isinstance(child, Mapping) else {}
         data = child
     data[last] = value

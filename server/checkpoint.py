@@ -67,8 +67,8 @@ def write_safely(path: Path, data: bytes) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         raise StorageError(
-            f"cannot write {path}: {error.strerror}: free space or mend permissions, then go on with `coterie runs resume`; "
-            f"the last complete checkpoint is kept"
+            f"cannot write {path}: {error.strerror}: free space or mend permissions, then go on with "
+            f"`coterie runs resume`; the last complete checkpoint is kept"
         ) from error
 
 

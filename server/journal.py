@@ -22,7 +22,7 @@ class Journal:
         self._pending: list[Event] = []
         self._committed = time.monotonic()
 
-    def emit(self, kind: EventKind, round: int, **data: Any) -> None:
+    def emit(self, kind: EventKind, round: int, /, **data: Any) -> None:
         """Add an event."""
         self._seq += 1
         event = Event(self._seq, time.time(), kind, round, data)

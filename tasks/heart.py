@@ -62,7 +62,7 @@ def heart(model: str = "logistic") -> Task:
     inputs = torch.tensor([_features(row) for row in rows], dtype=torch.float32)
     targets = torch.tensor([int(row["num"]) > 0 for row in rows], dtype=torch.int64)
     keys = np.array([HOSPITALS[row["dataset"]] for row in rows])
-    train, test = stratified_split(np.char.add(keys, targets.numpy().astype(str)), test_fraction=0.2)
+    train, test = stratified_split([targets.numpy(), keys], test_fraction=0.2)
     width = inputs.shape[1]
     models = {"logistic": partial(linear, width, 2), "mlp": partial(mlp, width, [32], 2)}
     if model not in models:

@@ -14,10 +14,8 @@ def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
     """Mean over the classes that occur of the share found. outputs[N, C], targets[N]."""
     from sklearn.metrics import recall_score
 
-    labels = np.unique(targets.numpy())
-    return float(
-        recall_score(targets.numpy(), outputs.argmax(1).numpy(), labels=labels, average="macro", zero_division=0.0)
-    )
+    truth = targets.numpy()
+    return float(recall_score(truth, outputs.argmax(1).numpy(), labels=np.unique(truth), average="macro"))
 
 
 def auc(outputs: Tensor, targets: Tensor) -> float:

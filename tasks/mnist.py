@@ -27,7 +27,7 @@ def mnist(model: str = "cnn") -> Task:
     # Mean and deviation of MNIST's pixels, as published with it: with them training needs half as many rounds.
     inputs = (torch.from_numpy(table[:, :-1]).reshape(-1, 1, 28, 28) / 255 - 0.1307) / 0.3081
     targets = torch.from_numpy(table[:, -1].astype(np.int64))
-    train, test = stratified_split(targets.numpy(), test_fraction=0.2)
+    train, test = stratified_split([targets.numpy()], test_fraction=0.2)
     return Task(
         name="mnist",
         model=image_model(model, "mnist"),

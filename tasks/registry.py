@@ -11,12 +11,16 @@ from coterie.core.errors import CoterieError, TaskError
 from coterie.tasks.fashion_mnist import fashion_mnist
 from coterie.tasks.heart import heart
 from coterie.tasks.mnist import mnist
+from coterie.tasks.own_data import arrays, images, table
 from coterie.tasks.task import Records, Task
 
 TASKS: Mapping[str, Callable[..., Task]] = {
     "mnist": mnist,
     "heart": heart,
     "fashion-mnist": fashion_mnist,
+    "table": table,
+    "arrays": arrays,
+    "images": images,
 }
 
 
@@ -73,10 +77,7 @@ def _check_records(records: Records, where: str, num_classes: int | None) -> Non
 def _check_model(task: Task, name: str) -> None:
     """Put a few records through the model, the loss and the metrics: what fails here would fail in every client."""
     with torch.random.fork_rng(devices=[]):
-        try:
-            module = task.model()
-        except Exception as error:
-            raise TaskError(f"task {name}: the model factory raised {type(error).__name__}: {error}") from error
+        module = _attempt(task.model, f"task {name}: the model factory")
     if not isinstance(module, nn.Module):
         raise TaskError(f"task {name}: the model factory returned {type(module).__name__}: return a torch.nn.Module")
     inputs, targets = task.test.inputs[:4], task.test.targets[:4]
