@@ -6,6 +6,7 @@ A block's result depends on its columns alone: neither the number of threads nor
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import torch
@@ -20,12 +21,12 @@ Result = TypeVar("Result")
 WIDTH = 1 << 15
 """Columns in a block: long enough runs of each row for a disk, short enough for the second-level cache."""
 
-_COPIED_VALUES = 1 << 23
-"""Most values that are held converted at one time, over all threads: 32 MB of float32, 64 MB of float64."""
+_COPIED_VALUES = 1 << 22
+"""Most values that are held converted at one time, over all threads: 16 MB of float32, 32 MB of float64."""
 
 
 def check_updates(updates: Tensor, rule: str) -> None:
-    """Raise PreconditionError unless updates is [n, D] of a floating-point dtype. `rule` names the caller in the error."""
+    """Raise PreconditionError, naming the rule, unless updates is [n, D] of a floating-point dtype."""
     if updates.dim() != 2 or not updates.is_floating_point():
         raise PreconditionError(
             f"{rule} needs floating-point updates[n, D], got {str(updates.dtype).removeprefix('torch.')}"
@@ -34,24 +35,34 @@ def check_updates(updates: Tensor, rule: str) -> None:
 
 
 def each_block(updates: Tensor, work: Callable[[Array, int, slice], Result]) -> list[Result]:
-    """Call work(array, first, columns) for each block of updates[n, D] and return what it returned, in order of the columns.
+    """Call work(array, first, columns) for each block of updates[n, D]; its answers in the order of the columns.
 
-    `columns` is the block's place in the updates; its values are array[:, first:] for as many columns. The array is C-contiguous float32
-    or float64 on the CPU: the updates' own memory where they are that already, a converted copy of the block otherwise.
+    `columns` is the block's place in the updates; its values are array[:, first:] for as many columns. The array is
+    C-contiguous float32 or float64 on the CPU: the updates' own memory where they are that already, a converted copy of
+    the block otherwise.
     """
     n, size = updates.shape
     updates = updates.detach()
     native = updates.dtype in (torch.float32, torch.float64)
     whole = updates.numpy() if native and updates.device.type == "cpu" and updates.is_contiguous() else None
     threads = max(1, min(num_threads(), -(-size // WIDTH)))
-    width = WIDTH if whole is not None else max(1, min(WIDTH, _COPIED_VALUES // (n * threads)))
+    width = WIDTH if whole is not None else max(1, min(WIDTH, size, _COPIED_VALUES // (n * threads)))
+    # One for each thread, used again: memory that threads free and allocate by turns stays with the process.
+    copies: SimpleQueue[Tensor] = SimpleQueue()
+    if whole is None:
+        for _ in range(threads):
+            copies.put(torch.empty(n * width, dtype=updates.dtype if native else torch.float32))
 
     def block(start: int) -> Result:
         columns = slice(start, min(size, start + width))
         if whole is not None:
             return work(whole, start, columns)
-        part = updates[:, columns].cpu()
-        return work((part if native else part.float()).contiguous().numpy(), 0, columns)
+        memory = copies.get()
+        try:
+            copy = memory[: n * (columns.stop - start)].view(n, -1).copy_(updates[:, columns])
+            return work(copy.numpy(), 0, columns)
+        finally:
+            copies.put(memory)
 
     starts = range(0, size, width)
     if threads == 1:

@@ -11,7 +11,7 @@ from numba import njit
 
 
 def _compile(**options):
-    """njit with a cache beside the module, else in the user's cache folder, else (nothing can be written) in memory only."""
+    """njit with a cache beside the module or in the user's cache folder; in memory where neither can be written."""
 
     def decorate(function):
         try:

@@ -31,12 +31,12 @@ class Refusal:
 class Gate:
     """Judges the updates of one round after another. `open` starts a round.
 
-    Refusals in the order in which they are looked for: not_asked, stale, duplicate, shape, dtype, num_examples, not_finite,
-    magnitude, norm.
+    Refusals in the order in which they are looked for: not_asked, stale, duplicate, shape, dtype, num_examples,
+    not_finite, magnitude, norm.
     """
 
     def __init__(self, size: int, config: GateConfig, declared: Mapping[str, int]) -> None:
-        """size: D. declared: num_examples that each client declared beforehand; 0 or no entry where it declared nothing."""
+        """size: D. declared: num_examples that each client declared beforehand, 0 where it declared nothing."""
         self._size = size
         self._config = config
         self._declared = declared
@@ -86,7 +86,7 @@ class Gate:
 
     def _judge_content(self, update: Update) -> Refusal | None:
         count: object = update.num_examples
-        if isinstance(count, bool) or not isinstance(count, int):
+        if type(count) is not int:
             return Refusal(
                 "num_examples", f"num_examples = {_shown(count)} is a {type(count).__name__}, it must be an int"
             )
@@ -123,7 +123,12 @@ def check_tensors(layout: Layout, tensors: Mapping[str, Tensor]) -> Refusal | No
                 "layers", f"layer {place} is {name}, the model has {expected} there: the order must be the model's"
             )
     for name, entry in wanted.items():
-        shape, dtype = list(tensors[name].shape), tensors[name].dtype
+        tensor: object = tensors[name]
+        if not isinstance(tensor, Tensor):
+            return Refusal(
+                "dtype", f"{name} is a {type(tensor).__name__}, the model asks for a {_name(entry.dtype)} tensor"
+            )
+        shape, dtype = list(tensor.shape), tensor.dtype
         if shape != list(entry.shape):
             return Refusal("shape", f"{name} has shape {shape}, the model asks for {list(entry.shape)}")
         if dtype != entry.dtype:

@@ -12,7 +12,7 @@ Array = NDArray[Any]
 
 
 def accumulate(total: NDArray[np.int64], values: Array, factor: float, limit: float) -> bool:
-    """total[D] += rint(values[D] * factor). False, and total as it was, when a value is NaN or beyond `limit` in magnitude."""
+    """total[D] += rint(values[D] * factor). False, and total as it was, when a value is NaN or beyond `limit`."""
     limit = values.dtype.type(limit)
     if not _compiled().accumulate(total, values, factor, limit):
         return True
@@ -22,7 +22,7 @@ def accumulate(total: NDArray[np.int64], values: Array, factor: float, limit: fl
 
 
 def sum_rows(updates: Array, factors: NDArray[np.float64], start: int, width: int) -> NDArray[np.int64]:
-    """sum over i of rint(updates[i, c] * factors[i]), int64[width], for `width` columns c from `start`. All values are finite."""
+    """Sum over i of rint(updates[i, c] * factors[i]) for `width` columns c from `start`. All values are finite."""
     # The loop takes four rows at once; rows that are not there have the factor zero.
     return _compiled().sum_rows(updates, np.pad(factors, (0, -len(factors) % 4)), start, width)
 
@@ -42,7 +42,7 @@ def inspect(values: NDArray[np.float32], limit: float) -> tuple[bool, float]:
 
 
 def trimmed_mean(updates: Array, f: int, pairs: NDArray[np.int64], start: int, width: int) -> NDArray[np.float64]:
-    """Mean of the n - 2f middle values in each of `width` columns of updates[n, D] from `start`. NaN counts as infinity.
+    """Mean of the n - 2f middle values in `width` columns of updates[n, D] from `start`. NaN counts as infinity.
 
     pairs[m, 2]: a sorting network for n values (only its outputs f to n - f - 1 matter).
     """

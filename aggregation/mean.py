@@ -2,8 +2,9 @@
 
 McMahan et al. 2017, "Communication-efficient learning of deep networks from decentralized data", arXiv:1602.05629.
 
-Floating-point sums depend on the order of their terms. Here every term is rounded once, to a fixed point that is the same for the
-whole sum, and added as a 64-bit integer: the order of arrival and the way updates were spread over partial sums leave no trace.
+Floating-point sums depend on the order of their terms. Here every term is rounded once, to a fixed point that is the
+same for the whole sum, and added as a 64-bit integer: the order of arrival and the way updates were spread over partial
+sums leave no trace.
 """
 
 import math
@@ -37,10 +38,10 @@ class Mean:
     def __call__(self, updates: Tensor, weights: Tensor | None = None) -> Tensor:
         """The mean [D] of updates[n, D], in their dtype; weights[n] >= 0, default all equal.
 
-        The fixed point fits the largest entry there is, so the error is at most n * 2^-62 of that entry before rounding to the dtype.
-        Any permutation of the updates (with their weights) gives the same bits. Reads the updates twice, in blocks of columns, row
-        after row. Raises PreconditionError for no updates, an entry that is not finite, or weights that are negative, not finite or
-        all zero.
+        The fixed point fits the largest entry there is: beyond the float64 rounding of each product, the error is at
+        most n * 2^-62 of that entry. Any permutation of the updates (with their weights) gives the same bits. Reads the
+        updates twice, in blocks of columns, row after row. Raises PreconditionError for no updates, an entry that is
+        not finite, or weights that are negative, not finite or all zero.
         """
         check_updates(updates, "Mean()")
         n, size = updates.shape
@@ -73,9 +74,9 @@ class Mean:
 class WeightedSum:
     """A weighted sum in 64-bit fixed point: 8 bytes per entry, the same bits in every order and for every split.
 
-    The scale s is the largest power of two with max_total_weight * MAX_VALUE * s <= 2^62. Each update is rounded once, by at most
-    MAX_VALUE * 2^-62 = 2.3e-13 (absolute) in the mean when the weights add up to max_total_weight, by as many times more as they stay
-    below it.
+    The scale s is the largest power of two with max_total_weight * MAX_VALUE * s <= 2^62. Each update is rounded once,
+    by at most MAX_VALUE * 2^-62 = 2.3e-13 (absolute) in the mean when the weights add up to max_total_weight, by as
+    many times more as they stay below it.
     """
 
     def __init__(self, size: int, max_total_weight: float) -> None:
@@ -91,8 +92,8 @@ class WeightedSum:
     def accumulate(self, delta: Tensor, weight: float) -> None:
         """Add weight * delta[size]. A refused delta leaves the sum as it was.
 
-        Raises PreconditionError for a wrong size, an entry that is not finite or beyond MAX_VALUE in magnitude, a weight that is
-        negative or not finite, or weights that add up to more than max_total_weight.
+        Raises PreconditionError for a wrong size, an entry that is not finite or beyond MAX_VALUE in magnitude, a
+        weight that is negative or not finite, or weights that add up to more than max_total_weight.
         """
         if delta.shape != self._total.shape:
             raise PreconditionError(
@@ -106,7 +107,8 @@ class WeightedSum:
         if not kernels.accumulate(self._total, values, weight * self._scale, MAX_VALUE):
             place = int(np.argmin(np.abs(values) <= MAX_VALUE))
             raise PreconditionError(
-                f"entry {place} of an update is {values[place]}: it must be finite and at most {MAX_VALUE:.0f} in magnitude"
+                f"entry {place} of an update is {values[place]}: "
+                f"it must be finite and at most {MAX_VALUE:.0f} in magnitude"
             )
         self._weight = total_weight
 
@@ -124,7 +126,7 @@ class WeightedSum:
         self._total += other._total
 
     def result(self) -> Tensor:
-        """The weighted mean so far, float32[size]. Raises PreconditionError when nothing with a weight above 0 was added."""
+        """The weighted mean so far, float32[size]. Raises PreconditionError when no weight above 0 was added."""
         if self._weight == 0:
             raise PreconditionError("the sum is empty: no update with a weight above 0 was added")
         divisor = self._scale * float(self._weight)
@@ -134,7 +136,7 @@ class WeightedSum:
         return torch.from_numpy(out)  # pyright: ignore[reportUnknownMemberType] (torch leaves from_numpy untyped)
 
     def _within_bounds(self, total_weight: Fraction) -> Fraction:
-        # A bound that the caller added up in floats may be below the exact sum by their rounding; 2^63 leaves room for that.
+        # A bound added up in floats may be below the exact sum by their rounding; 2^63 leaves room for that.
         if total_weight > Fraction(self.max_total_weight) * (1 + Fraction(1, 2**40)):
             raise PreconditionError(
                 f"the weights add up to {float(total_weight)}, the sum was made for at most {self.max_total_weight}: "
@@ -144,7 +146,7 @@ class WeightedSum:
 
 
 def _scale(max_total_weight: float, max_value: float) -> float:
-    """The largest power of two s with max_total_weight * max_value * s <= 2^62; smaller than that for values below 2^-900."""
+    """The largest power of two s with max_total_weight * max(max_value, 2^-900) * s <= 2^62."""
     weight, weight_exponent = math.frexp(max_total_weight)
     value, value_exponent = math.frexp(max(max_value, 2.0**-900))
     # Each fraction is in [1/2, 1), their product in [1/4, 1).

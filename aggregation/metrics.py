@@ -17,8 +17,8 @@ def usable_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
 def mean_metrics(pairs: Iterable[tuple[Mapping[str, float], float]]) -> dict[str, float]:
     """Weighted mean of each metric over those who sent it, the same in every order.
 
-    pairs: (metrics, weight) for each client. Values that `usable_metrics` drops are left out, and so is a client whose weight is not
-    a usable number above 0.
+    pairs: (metrics, weight) for each client. Values that `usable_metrics` drops are left out, and so is a client whose
+    weight is not a usable number above 0.
     """
     sent: dict[str, list[tuple[float, float]]] = {}
     for metrics, weight in pairs:

@@ -1,7 +1,8 @@
 """What an aggregation rule is: n updates to one vector, pure tensor maths with no idea of transport.
 
-A rule is a frozen dataclass whose fields are the options of a run file. One that cannot work with any number of updates also has
-`check(num_updates)`, which raises PreconditionError naming the inequality, so that a run is refused before it starts.
+A rule is a frozen dataclass whose fields are the options of a run file. One that cannot work with any number of updates
+also has `check(num_updates)`, which raises PreconditionError naming the inequality, so that a run is refused before it
+starts.
 """
 
 from typing import Protocol, runtime_checkable
@@ -13,7 +14,7 @@ class Aggregator(Protocol):
     """A rule that sees all updates of a round at once."""
 
     def __call__(self, updates: Tensor, weights: Tensor | None = None, /) -> Tensor:
-        """One vector [D] from updates[n, D] and weights[n] (num_examples; None: all equal), in the dtype of the updates."""
+        """One vector [D] from updates[n, D] and weights[n] (None: all equal), in the dtype of the updates."""
         ...
 
 

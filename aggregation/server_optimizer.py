@@ -1,7 +1,7 @@
 """How the aggregate moves the global model.
 
-FedAvgM: Hsu et al. 2019, "Measuring the effects of non-identical data distribution for federated visual classification",
-arXiv:1909.06335.
+FedAvgM: Hsu et al. 2019, "Measuring the effects of non-identical data distribution for federated visual
+classification", arXiv:1909.06335.
 """
 
 import math
@@ -34,7 +34,7 @@ class ServerOptimizer(Protocol):
 
 @dataclass(frozen=True)
 class ServerSGD:
-    """params + lr * v with v = momentum * v + direction. lr = 1 and momentum = 0 are FedAvg: exactly params + direction.
+    """params + lr * v with v = momentum * v + direction. lr = 1, momentum = 0 is FedAvg: exactly params + direction.
 
     lr > 0, default 1; 0 <= momentum < 1, default 0 (no memory is kept). Raises PreconditionError for others.
     """
@@ -56,7 +56,8 @@ class ServerSGD:
         """New params[P] and v. Raises PreconditionError when direction is not [P]."""
         if params.shape != direction.shape:
             raise PreconditionError(
-                f"ServerSGD got params of shape {list(params.shape)} and a direction of {list(direction.shape)}: they must agree"
+                f"ServerSGD got params of shape {list(params.shape)} and a direction of shape "
+                f"{list(direction.shape)}: they must agree"
             )
         if not self.momentum:
             return torch.add(params, direction, alpha=self.lr), state

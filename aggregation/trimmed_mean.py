@@ -21,9 +21,10 @@ from coterie.core.errors import PreconditionError
 class TrimmedMean:
     """In each coordinate, drop the f smallest and the f largest values and average the rest.
 
-    f: how many updates may be arbitrary, 0 <= f < n/2 (the breakdown point). With at most f wrong updates every coordinate of the
-    result lies within the range of the honest ones; an entry that is NaN counts as +infinity and is trimmed like any other outlier.
-    f = 0 is the uniform mean. Weights are ignored on purpose: a claimed number of records must not buy influence.
+    f: how many updates may be arbitrary, 0 <= f < n/2 (the breakdown point). With at most f wrong updates every
+    coordinate of the result lies within the range of the honest ones; an entry that is NaN counts as +infinity and is
+    trimmed like any other outlier. f = 0 is the uniform mean. Weights are ignored on purpose: a claimed number of
+    records must not buy influence.
     """
 
     f: int
@@ -43,8 +44,9 @@ class TrimmedMean:
     def __call__(self, updates: Tensor, weights: Tensor | None = None) -> Tensor:
         """The trimmed mean [D] of updates[n, D], in their dtype; `weights` are ignored.
 
-        Any permutation of the updates gives the same bits. Beyond the updates and the result it takes less than 64 MB for up to 10,000
-        updates. Raises PreconditionError unless n > 2f, and when more than f values of one coordinate are not finite.
+        Any permutation of the updates gives the same bits. Beyond the updates and the result it takes less than 64 MB
+        for up to 10,000 updates. Raises PreconditionError unless n > 2f, and when more than f values of one coordinate
+        are not finite.
         """
         check_updates(updates, f"TrimmedMean(f={self.f})")
         n, size = updates.shape
@@ -82,8 +84,8 @@ def _network(n: int, f: int) -> NDArray[np.int64]:
 def sorting_network(n: int) -> list[tuple[int, int]]:
     """Pairs of positions to compare and exchange, in order, that sort any n values.
 
-    Odd-even merge sort (Batcher 1968, doi:10.1145/1468075.1468121) for the next power of two, without the pairs that touch positions
-    from n on: those would hold infinities, which never move.
+    Odd-even merge sort (Batcher 1968, doi:10.1145/1468075.1468121) for the next power of two, without the pairs that
+    touch positions from n on: those would hold infinities, which never move.
     """
     pairs: list[tuple[int, int]] = []
     run = 1

@@ -88,7 +88,7 @@ class ModelState:
         layout, averaged, fixed = split(module)
         flat = torch.empty(layout.size, dtype=torch.float32)
         for (_, view), tensor in zip(layout.views(flat), averaged, strict=True):
-            view.copy_(tensor)
+            view.copy_(tensor.detach())
         return cls(layout, flat, {name: tensor.detach().cpu().clone() for name, tensor in fixed.items()})
 
     def load_into(self, module: nn.Module) -> None:

@@ -1,7 +1,6 @@
 """From a run file to a finished run: task, partition, workers, coordinator."""
 
 import contextlib
-import os
 import secrets
 import shutil
 import time
@@ -16,6 +15,7 @@ import torch
 from coterie.aggregation import AGGREGATORS, SERVER_OPTIMIZERS, PreconditionError
 from coterie.client import LOCAL_ALGORITHMS, OPTIMIZERS, SCHEDULES, measure
 from coterie.core.choice import Choice, Table, build, complete
+from coterie.core.cores import available_cores
 from coterie.core.errors import ConfigError, RunError
 from coterie.core.events import EventKind, Listener
 from coterie.core.model_state import ModelState, save_state_dict
@@ -293,9 +293,7 @@ def attackers(config: RunConfig, ids: Sequence[str]) -> frozenset[str]:
 
 def num_workers(config: RunConfig) -> int:
     """Worker processes: as asked, or one for each core that this process may use."""
-    if config.simulation.workers:
-        return config.simulation.workers
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return config.simulation.workers or available_cores()
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ class WorkerProcess:
         env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with open(log, "ab") if log else open(os.devnull, "ab") as stderr:  # noqa: PTH123
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-m", "coterie.simulations.worker", str(theirs.fileno()), str(lifeline)],
+                [sys.executable, "-m", "coterie.simulations.worker_main", str(theirs.fileno()), str(lifeline)],
                 pass_fds=(theirs.fileno(), lifeline),
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
