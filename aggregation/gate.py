@@ -13,7 +13,7 @@ from torch import Tensor
 from coterie.aggregation import kernels
 from coterie.aggregation.mean import MAX_VALUE
 from coterie.core.messages import Update
-from coterie.core.model_state import Layout
+from coterie.core.model_state import Entry, Layout
 from coterie.core.run_config import GateConfig
 
 _NORM_ROUNDING = 1e-6
@@ -122,17 +122,17 @@ def check_tensors(layout: Layout, tensors: Mapping[str, Tensor]) -> Refusal | No
             return Refusal(
                 "layers", f"layer {place} is {name}, the model has {expected} there: the order must be the model's"
             )
-    for name, entry in wanted.items():
-        tensor: object = tensors[name]
-        if not isinstance(tensor, Tensor):
-            return Refusal(
-                "dtype", f"{name} is a {type(tensor).__name__}, the model asks for a {_name(entry.dtype)} tensor"
-            )
-        shape, dtype = list(tensor.shape), tensor.dtype
-        if shape != list(entry.shape):
-            return Refusal("shape", f"{name} has shape {shape}, the model asks for {list(entry.shape)}")
-        if dtype != entry.dtype:
-            return Refusal("dtype", f"{name} is {_name(dtype)}, the model asks for {_name(entry.dtype)}")
+    return next(filter(None, (_judge_tensor(entry, tensors[name]) for name, entry in wanted.items())), None)
+
+
+def _judge_tensor(entry: Entry, tensor: object) -> Refusal | None:
+    asked = _name(entry.dtype)
+    if not isinstance(tensor, Tensor):
+        return Refusal("dtype", f"{entry.name} is a {type(tensor).__name__}, the model asks for a {asked} tensor")
+    if tensor.shape != entry.shape:
+        return Refusal("shape", f"{entry.name} has shape {list(tensor.shape)}, the model asks for {list(entry.shape)}")
+    if tensor.dtype != entry.dtype:
+        return Refusal("dtype", f"{entry.name} is {_name(tensor.dtype)}, the model asks for {asked}")
     return None
 
 

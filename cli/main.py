@@ -29,18 +29,13 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     errors = Console(stderr=True, highlight=False)
     try:
-        # Not standalone: typer would print a traceback for our errors and exit 1 on Ctrl-C.
+        # Not standalone: our own errors get through. typer gives 130 on Ctrl-C.
         code = app(standalone_mode=False)
-    except KeyboardInterrupt:
-        errors.print("interrupted: `coterie runs resume last` goes on from the last complete round", soft_wrap=True)
-        sys.exit(130)
     except CoterieError as error:
         errors.print(f"[red]error:[/red] {_plain(error)}", soft_wrap=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     except BrokenPipeError:
         sys.exit(1)
-    except typer.Abort:
-        sys.exit(130)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

@@ -6,6 +6,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from coterie.core.errors import RunInterrupted
 from coterie.core.events import Event, EventKind
 
 LINE_SECONDS = 5.0
@@ -44,6 +45,12 @@ class RunProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+        if isinstance(error, RunInterrupted):
+            Console(stderr=True, highlight=False).print(
+                f"interrupted: `coterie runs resume {error.run_id}` goes on from the last complete round",
+                soft_wrap=True,
+                markup=False,
+            )
 
     def __call__(self, event: Event) -> None:
         """Take one event."""

@@ -57,5 +57,13 @@ class QuorumError(RunError):
     """Too many rounds in a row without enough usable replies."""
 
 
+class RunInterrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM in a run: `run_id` is safe on disk and can be resumed."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id)
+        self.run_id = run_id
+
+
 class PreconditionError(CoterieError, ValueError):
     """A rule's mathematics does not hold for these inputs; the message names the inequality."""

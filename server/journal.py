@@ -12,19 +12,24 @@ COMMIT_SECONDS = 1.0
 
 
 class Journal:
-    """Writes one run's events. last_seq: number of the last event that the store already has."""
+    """Writes one run's events.
+
+    last_seq: number of the last event that the store already has. last_round: the round of the last event.
+    """
 
     def __init__(self, store: Store, run_id: str, listeners: Sequence[Listener] = (), last_seq: int = 0) -> None:
         self._store = store
         self._run_id = run_id
         self._listeners = listeners
         self._seq = last_seq
+        self.last_round = 0
         self._pending: list[Event] = []
         self._committed = time.monotonic()
 
     def emit(self, kind: EventKind, round: int, /, **data: Any) -> None:
         """Add an event."""
         self._seq += 1
+        self.last_round = round
         event = Event(self._seq, time.time(), kind, round, data)
         self._pending.append(event)
         for listener in self._listeners:

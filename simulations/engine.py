@@ -16,7 +16,7 @@ from coterie.aggregation import AGGREGATORS, SERVER_OPTIMIZERS, PreconditionErro
 from coterie.client import LOCAL_ALGORITHMS, OPTIMIZERS, SCHEDULES, measure
 from coterie.core.choice import Choice, Table, build, complete
 from coterie.core.cores import available_cores
-from coterie.core.errors import ConfigError, RunError
+from coterie.core.errors import ConfigError, RunError, RunInterrupted
 from coterie.core.events import EventKind, Listener
 from coterie.core.model_state import ModelState, save_state_dict
 from coterie.core.run_config import RunConfig
@@ -117,14 +117,17 @@ def _execute(
             journal.emit(EventKind.RUN_FINISHED, outcome.rounds, **explain(outcome))
             journal.commit()
         except BaseException as error:
-            with contextlib.suppress(RunError):
+            interrupted = isinstance(error, KeyboardInterrupt)
+            with contextlib.suppress(RunError):  # what went wrong first is what the user must see
                 checkpoints.close()
             with contextlib.suppress(RunError):
-                if isinstance(error, KeyboardInterrupt):
-                    journal.emit(EventKind.RUN_INTERRUPTED, 0)
+                if interrupted:
+                    journal.emit(EventKind.RUN_INTERRUPTED, journal.last_round)
                 else:
-                    journal.emit(EventKind.RUN_FAILED, 0, reason=f"{type(error).__name__}: {error}")
+                    journal.emit(EventKind.RUN_FAILED, journal.last_round, reason=f"{type(error).__name__}: {error}")
                 journal.commit()
+            if interrupted:
+                raise RunInterrupted(run_id) from None
             raise
     return Result(run_id, directory.path, config, outcome)
 

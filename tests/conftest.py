@@ -31,6 +31,11 @@ def logistic():
     return nn.Linear(4, 2)
 
 
+def wide():
+    """250,000 parameters, a checkpoint of 1 MB."""
+    return nn.Sequential(nn.Linear(4, 1), nn.Linear(1, 125_000))
+
+
 def with_batch_norm():
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
 
@@ -63,9 +68,10 @@ def make(model="logistic", n=200, sites=10, marked=0, action="complain"):
     keys = np.array([f"site{i % sites}" for i in range(n)])
     for site in range(marked):
         inputs[site, 0] = 99.0
-    factory = {"logistic": logistic, "batch_norm": with_batch_norm, "marked": lambda: Marked(complain if action == "complain" else die)}[model]
+    action = complain if action == "complain" else die
+    factories = {"logistic": logistic, "batch_norm": with_batch_norm, "wide": wide, "marked": lambda: Marked(action)}
     test = records(100, 2)
-    return Task("tiny", factory, Records(inputs, targets, keys), Records(*test), F.cross_entropy,
+    return Task("tiny", factories[model], Records(inputs, targets, keys), Records(*test), F.cross_entropy,
                 {"accuracy": accuracy}, num_classes=2)
 
 

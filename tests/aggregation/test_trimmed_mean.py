@@ -98,6 +98,22 @@ def test_more_wrong_values_than_f_are_refused_by_coordinate(bad):
         TrimmedMean(2)(updates)
 
 
+def test_a_refusal_ends_the_call_also_where_blocks_are_converted():
+    updates = torch.full((9, 200_000), torch.nan, dtype=torch.bfloat16)
+    with pytest.raises(PreconditionError, match="NaN or infinite in coordinate"):
+        TrimmedMean(2)(updates)
+
+
+def test_large_finite_values_are_not_taken_for_infinity():
+    updates = torch.full((5, 3), 3e38)
+    assert torch.equal(TrimmedMean(1)(updates), updates[0])
+
+
+def test_it_never_silently_trims_nobody():
+    """Flower's trimmed mean with n = 4 and beta = 0.2 keeps all four; here f is a count."""
+    assert TrimmedMean(1)(torch.tensor([[0.0], [0.0], [0.0], [1e6]])).tolist() == [0.0]
+
+
 def test_f_zero_is_the_uniform_mean():
     updates = rows(2, 9, 500)
     assert torch.equal(TrimmedMean(0)(updates), Mean()(updates))

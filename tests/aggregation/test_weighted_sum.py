@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import tracemalloc
 
 import pytest
 import torch
@@ -142,6 +143,25 @@ def test_a_sum_without_a_usable_bound_is_refused(bound):
 def test_an_empty_sum_has_no_result():
     with pytest.raises(PreconditionError, match="the sum is empty"):
         summed(torch.ones(2, SIZE), [0, 0]).result()
+
+
+def test_memory_stays_at_one_sum_whatever_the_number_of_updates():
+    delta = torch.randn(200_000)
+    total = Mean().stream(len(delta), 100)
+    total.accumulate(delta, 1)
+    tracemalloc.start()
+    for _ in range(50):
+        total.accumulate(delta, 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_entries_below_the_resolution_of_a_float32_sum_survive_beside_large_ones():
+    total = WeightedSum(2, max_total_weight=2e6)
+    total.accumulate(torch.tensor([1000.0, 1e-9]), 1e6)
+    total.accumulate(torch.tensor([-1000.0, 1e-9]), 1e6)
+    torch.testing.assert_close(total.result(), torch.tensor([0.0, 1e-9]), rtol=1e-3, atol=0)
 
 
 def test_a_lent_delta_may_change_once_it_was_added():
