@@ -15,7 +15,6 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -139,9 +138,9 @@ class ModelState:
         return read_archive(data)[0]
 
 
-def save_state_dict(state: ModelState, path: Path) -> None:
-    """Write a plain safetensors file that `safetensors.torch.load_model` reads back into the module."""
-    path.write_bytes(save_safetensors({name: tensor.contiguous() for name, tensor in state.tensors().items()}))
+def state_dict_bytes(state: ModelState) -> bytes:
+    """A plain safetensors file: `safetensors.torch.load_file` gives the module's state dict (tied parameters once)."""
+    return save_safetensors({name: tensor.contiguous() for name, tensor in state.tensors().items()})
 
 
 def read_archive(data: bytes) -> tuple[ModelState, dict[str, Tensor], dict[str, Any]]:
@@ -215,4 +214,4 @@ def _extra_name(name: str) -> str:
     return f"coterie.extra.{name}"
 
 
-__all__ = ["Entry", "Layout", "ModelState", "check_layout", "describe", "read_archive", "save_state_dict", "split"]
+__all__ = ["Entry", "Layout", "ModelState", "check_layout", "describe", "read_archive", "split", "state_dict_bytes"]

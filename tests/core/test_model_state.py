@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from coterie.core.errors import ModelError
-from coterie.core.model_state import ModelState, check_layout, read_archive, save_state_dict, split
+from coterie.core.model_state import ModelState, check_layout, read_archive, split, state_dict_bytes
 
 
 class Everything(nn.Module):
@@ -95,7 +95,7 @@ def test_sha256_sees_one_flipped_bit_and_a_renamed_tensor():
 
 def test_plain_safetensors_file_reads_back_as_a_state_dict(tmp_path):
     module = Everything()
-    save_state_dict(ModelState.from_module(module), tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").write_bytes(state_dict_bytes(ModelState.from_module(module)))
     loaded = load_file(tmp_path / "model.safetensors")
     assert torch.equal(loaded["norm.running_var"], module.norm.running_var)
     assert loaded["halved"].dtype == torch.float16

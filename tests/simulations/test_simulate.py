@@ -13,7 +13,7 @@ from coterie.core.model_state import ModelState
 from coterie.core.run_config import RunConfig
 from coterie.server.store import RunStatus, Store
 from coterie.simulations import simulate
-from coterie.simulations.engine import initial_model
+from coterie.simulations.preparation import initial_model
 from coterie.tasks import load_task
 
 

@@ -1,0 +1,89 @@
+"""Start or resume a simulation. Light on purpose: the workers are started before this process imports torch.
+
+Importing torch takes longest of all at the start of a run; this way the coordinator and its workers do it at the same
+time.
+"""
+
+import contextlib
+import secrets
+import shutil
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coterie.core.cores import available_cores
+from coterie.core.errors import RunError
+from coterie.core.events import Listener
+from coterie.core.run_config import RunConfig
+from coterie.server.run_directory import RunDirectory, run_path
+from coterie.server.store import RunRecord, RunStatus, Store
+from coterie.simulations.worker_process import WorkerProcess
+
+if TYPE_CHECKING:
+    from coterie.simulations.engine import Result
+
+
+def simulate(config: RunConfig, home: Path, listeners: Sequence[Listener] = ()) -> "Result":
+    """Run a simulation from its first round. Everything it leaves lies under `home`.
+
+    Raises CoterieError, and RunInterrupted (a KeyboardInterrupt that knows the run's id) on Ctrl-C.
+    """
+    run_id = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+    with contextlib.closing(Store(home / "coterie.db")) as store:
+        return _launch(config, None, run_id, home, store, listeners)
+
+
+def resume(reference: str, home: Path, listeners: Sequence[Listener] = (), workers: int | None = None) -> "Result":
+    """Go on with a run from its last complete checkpoint; the end is that of an undisturbed run, bit by bit.
+
+    reference: the run's id, the beginning of it, or "last". workers: another number of worker processes than before.
+    Raises as `simulate` does.
+    """
+    with contextlib.closing(Store(home / "coterie.db")) as store:
+        record = store.find(reference)
+        if record.status is RunStatus.FINISHED:
+            raise RunError(f"run {record.id} is finished: `coterie runs show {record.id}` shows it")
+        overrides = {} if workers is None else {"simulation.workers": workers}
+        config = RunConfig.from_toml(record.config, f"the stored run {record.id}", overrides)
+        return _launch(config, record, record.id, home, store, listeners)
+
+
+def _launch(
+    config: RunConfig,
+    record: RunRecord | None,
+    run_id: str,
+    home: Path,
+    store: Store,
+    listeners: Sequence[Listener],
+) -> "Result":
+    with _directory(run_path(home, run_id), fresh=record is None) as directory, _workers(config, directory) as workers:
+        from coterie.simulations.engine import execute
+
+        return execute(config, record, run_id, store, directory, workers, listeners)
+
+
+@contextlib.contextmanager
+def _directory(path: Path, fresh: bool) -> Generator[RunDirectory]:
+    """Hold the run's directory; one that never got as far as a run is removed again."""
+    directory = RunDirectory(path)
+    try:
+        yield directory
+    finally:
+        if fresh and not (path / "run.toml").exists():
+            shutil.rmtree(path, ignore_errors=True)
+        directory.release()
+
+
+@contextlib.contextmanager
+def _workers(config: RunConfig, directory: RunDirectory) -> Generator[list[WorkerProcess]]:
+    """Start the workers at once: their imports take as long as loading the task."""
+    count = config.simulation.workers or available_cores()
+    workers: list[WorkerProcess] = []
+    try:
+        for _ in range(count):
+            workers.append(WorkerProcess(directory.log))
+        yield workers
+    finally:
+        for worker in workers:
+            worker.stop()

@@ -1,0 +1,169 @@
+"""What a run file means: its choices checked, its records dealt out, its clients put into a channel."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from coterie.aggregation import AGGREGATORS, SERVER_OPTIMIZERS, PreconditionError
+from coterie.client import LOCAL_ALGORITHMS, OPTIMIZERS, SCHEDULES
+from coterie.core.choice import Choice, Table, build, complete
+from coterie.core.errors import ConfigError
+from coterie.core.model_state import ModelState
+from coterie.core.run_config import RunConfig
+from coterie.core.seeding import derive_seed, numpy_generator
+from coterie.simulations.attacks import ATTACKS
+from coterie.simulations.partitions import PARTITIONS, Partition, Population
+from coterie.simulations.process_channel import Clock, ProcessChannel
+from coterie.simulations.virtual_time import SLOWNESS
+from coterie.simulations.worker import ClientSlice, Setup
+from coterie.simulations.worker_process import WorkerProcess
+from coterie.tasks import Task
+
+DEFAULT_CLIENTS = 100
+
+TABLES: dict[str, Table] = {
+    "local.algorithm": LOCAL_ALGORITHMS,
+    "local.optimizer": OPTIMIZERS,
+    "local.lr_schedule": SCHEDULES,
+    "aggregator": AGGREGATORS,
+    "server_optimizer": SERVER_OPTIMIZERS,
+    "simulation.partition": PARTITIONS,
+    "simulation.slowness": SLOWNESS,
+    "simulation.attack": ATTACKS,
+}
+"""Which table each choice of a run file is made from."""
+
+
+def check_choices(config: RunConfig) -> RunConfig:
+    """Check every choice that is set and fill in its defaults. Raises ConfigError."""
+    data = config.to_dict()
+    for key, table in TABLES.items():
+        *parents, last = key.split(".")
+        section: Any = data
+        for part in parents:
+            section = section[part]
+        if last in section:
+            section[last] = complete(table, Choice(**section[last]), key).model_dump()
+    return RunConfig.from_dict(data)
+
+
+def complete_config(config: RunConfig, ids: Sequence[str]) -> RunConfig:
+    """The run with every default visible, checked as far as it can be before it starts. Raises ConfigError."""
+    config = check_choices(config.resolve(len(ids)))
+    attackers(config, ids)
+    aggregator = build(AGGREGATORS, given(config.aggregator), "aggregator")
+    replies = config.cohort.min_replies or 1
+    check = getattr(aggregator, "check", None)  # a rule of one's own may go without
+    try:
+        # A rule that cannot work with the fewest replies a round may have would fail in the middle of the run.
+        if check is not None:
+            check(replies)
+    except PreconditionError as error:
+        raise ConfigError(
+            f"aggregator = {config.aggregator!r} with cohort.size = {config.cohort.size}: {error}"
+        ) from None
+    return config
+
+
+def make_partition(task: Task, config: RunConfig) -> Partition:
+    """Who holds which of the task's training records."""
+    records = task.train
+    labels = records.targets.numpy() if task.num_classes is not None else None
+    population = Population(len(records), labels, records.keys)
+    choice = config.simulation.partition or Choice(name=_default_partition(population))
+    clients = config.simulation.clients or (None if choice.name == "natural" else DEFAULT_CLIENTS)
+    rng = numpy_generator(config.seed, "partition")
+    partition: Partition = build(PARTITIONS, choice, "simulation.partition", population, clients, rng)
+    return partition
+
+
+def initial_model(task: Task, seed: int) -> ModelState:
+    """The model of round 0, drawn under the run's seed without touching the caller's random state."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "model"))
+        return ModelState.from_module(task.model())
+
+
+def make_channel(
+    task: Task,
+    partition: Partition,
+    config: RunConfig,
+    initial: ModelState,
+    workers: Sequence[WorkerProcess],
+    log: Path | None = None,
+) -> ProcessChannel:
+    """A channel to the clients of a partition, each with its records, speed and intentions."""
+    simulation, seed = config.simulation, config.seed
+    ids = list(partition)
+    order: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+    clients: list[ClientSlice] = []
+    start = 0
+    for client_id, rows in partition.items():
+        rows = numpy_generator(seed, "holdout", client_id).permutation(rows)
+        kept = min(len(rows) - 1, round(config.evaluation.client_holdout * len(rows)))
+        clients.append(ClientSlice(client_id, start, start + len(rows) - kept, start + len(rows)))
+        order.append(rows)
+        start += len(rows)
+    rows = torch.from_numpy(np.concatenate(order))
+    records = {
+        "inputs": task.train.inputs[rows],
+        "targets": task.train.targets[rows],
+        "test_inputs": task.test.inputs,
+    }
+    slowness = build(SLOWNESS, simulation.slowness, "simulation.slowness", len(ids), numpy_generator(seed, "slowness"))
+    seconds = {
+        client.id: float(factor) * simulation.seconds_per_example * _examples_per_round(client.num_examples, config)
+        for client, factor in zip(clients, slowness, strict=True)
+    }
+    setup = Setup(
+        model=task.model,
+        initial=initial,
+        loss=task.loss,
+        metrics=task.metrics,
+        num_classes=task.num_classes,
+        local=config.local,
+        rounds=config.rounds,
+        seed=seed,
+        clients=tuple(clients),
+        attack=build(ATTACKS, simulation.attack, "simulation.attack"),
+        attackers=attackers(config, ids),
+        tensors={},
+    )
+    with torch.no_grad():
+        output_shape = tuple(task.model().eval()(task.test.inputs[:2]).shape[1:])
+    return ProcessChannel(workers, setup, records, output_shape, Clock(seconds, simulation.dropout), log)
+
+
+def attackers(config: RunConfig, ids: Sequence[str]) -> frozenset[str]:
+    """The clients that attack: the named ones, or a random share under the run's seed."""
+    wanted = config.simulation.attackers
+    if not isinstance(wanted, list):
+        rng = numpy_generator(config.seed, "attackers")
+        chosen: list[int] = rng.choice(len(ids), round(wanted * len(ids)), replace=False).tolist()
+        return frozenset(ids[i] for i in chosen)
+    unknown = [client_id for client_id in wanted if client_id not in set(ids)]
+    if unknown:
+        raise ConfigError(
+            f"simulation.attackers: there is no client {unknown[0]!r}: the clients are {ids[0]!r} .. {ids[-1]!r}"
+        )
+    return frozenset(wanted)
+
+
+def _examples_per_round(num_examples: int, config: RunConfig) -> int:
+    local = config.local
+    return local.steps * local.batch_size if local.steps is not None else num_examples * (local.epochs or 0)
+
+
+def _default_partition(population: Population) -> str:
+    if population.keys is not None:
+        return "natural"
+    return "dirichlet" if population.labels is not None else "iid"
+
+
+def given(choice: Choice | None) -> Choice:
+    if choice is None:
+        raise ValueError("the run is not resolved: call RunConfig.resolve first")
+    return choice
