@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup install demo test test-all lint bench wheel-test clean
+.PHONY: setup install demo test test-slow test-all lint bench clean
 
 setup: $(VENV)/.stamp install  ## make .venv with everything that the tests and the demo need
 
@@ -22,10 +22,12 @@ demo: setup  ## 200 clients, attackers among them, three runs side by side
 	$(BIN)/coterie demo
 
 test: setup  ## everything but the slow tests
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2
 
-test-all: setup  ## the slow tests too
-	$(BIN)/python -m pytest
+test-slow: setup  ## the slow tests: full-size runs, the demo, the wheel in an environment of its own
+	$(BIN)/python -m pytest -m slow
+
+test-all: test test-slow  ## every test
 
 lint: setup  ## style, types, direction of imports
 	$(BIN)/ruff check .

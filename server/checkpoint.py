@@ -4,6 +4,7 @@ A checkpoint is written beside the old one, flushed to disk and renamed over it,
 every moment.
 """
 
+import contextlib
 import os
 import threading
 from collections.abc import Mapping
@@ -65,7 +66,8 @@ def write_safely(path: Path, data: bytes) -> None:
         finally:
             os.close(directory)
     except OSError as error:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise StorageError(
             f"cannot write {path}: {error.strerror}: free space or mend permissions, then go on with "
             f"`coterie runs resume`; the last complete checkpoint is kept"

@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.event import listen
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError
 
 from coterie.core.errors import RunNotFoundError, StorageError
 from coterie.core.events import Event, EventKind
@@ -72,7 +72,7 @@ class Store:
         listen(self._engine, "connect", _configure)
         try:
             self._migrate()
-        except OperationalError as error:
+        except DatabaseError as error:
             raise StorageError(f"cannot open the run store {path}: {error.orig}") from error
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class Store:
             with self._engine.begin() as connection:
                 for statement in statements:
                     connection.execute(statement)
-        except OperationalError as error:
+        except DatabaseError as error:
             raise StorageError(
                 f"cannot write to the run store {self.path}: {error.orig}: free space or mend permissions, "
                 f"then go on with `coterie runs resume`"

@@ -1,0 +1,119 @@
+"""The run store: what is committed is there, whoever wrote it; the migrations make exactly the tables of the schema."""
+
+import subprocess
+import sys
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from coterie.core.errors import RunNotFoundError, StorageError
+from coterie.core.events import Event, EventKind
+from coterie.server import schema
+from coterie.server.store import RunStatus, Store, effective
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store(tmp_path / "home" / "coterie.db")
+    yield store
+    store.close()
+
+
+def create(store, run_id="20260101-101010-aaaa", **more):
+    store.create_run(run_id, name="n", task="mnist", strategy="fedavg", rounds=5, config="rounds = 5\n", **more)
+    return run_id
+
+
+def event(seq, kind=EventKind.ROUND_FINISHED, round=1, **data):
+    return Event(seq, 1000.0 + seq, kind, round, data)
+
+
+def test_the_migrations_make_the_tables_of_the_schema(store):
+    with sa.create_engine(f"sqlite:///{store.path}").connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
+
+
+def test_events_come_back_as_they_were_written(store):
+    run = create(store)
+    written = [event(1, EventKind.RUN_STARTED, 0, num_clients=3), event(2, metrics={"loss": 0.25}, empty="")]
+    store.append(run, written)
+    assert store.events(run) == written
+    assert store.events(run, after=1) == written[1:]
+
+
+def test_the_row_of_a_run_follows_its_events(store):
+    run = create(store)
+    assert store.find(run).status is RunStatus.RUNNING
+    store.append(run, [event(1, round=1), event(2, round=2)])
+    assert store.find(run).rounds_done == 2
+    store.append(run, [event(3, EventKind.RUN_INTERRUPTED, 2)])
+    assert store.find(run).status is RunStatus.INTERRUPTED
+    store.append(run, [event(4, EventKind.RUN_RESUMED, 1, from_round=1)])
+    assert (store.find(run).status, store.find(run).rounds_done) == (RunStatus.RUNNING, 1)
+    store.append(run, [event(5, EventKind.RUN_FINISHED, 5, sha256="ab")])
+    assert (store.find(run).status, store.find(run).result) == (RunStatus.FINISHED, {"sha256": "ab"})
+
+
+def test_numbers_that_json_cannot_hold_become_null(store):
+    run = create(store)
+    store.append(run, [event(1, metrics={"auc": float("nan"), "loss": float("inf")})])
+    assert store.events(run)[0].data == {"metrics": {"auc": None, "loss": None}}
+
+
+def test_a_run_is_found_by_the_beginning_of_its_id_and_as_the_last(store):
+    first, second = create(store), create(store, "20260102-101010-bbbb")
+    assert store.find("20260101").id == first
+    assert store.find("last").id == second
+    with pytest.raises(RunNotFoundError, match="'2026' is ambiguous: 20260102-101010-bbbb, 20260101-101010-aaaa"):
+        store.find("2026")
+    with pytest.raises(RunNotFoundError, match=r"there is no run 'x' .*`coterie runs list` shows"):
+        store.find("x")
+
+
+def test_an_empty_store_has_no_last_run(store):
+    with pytest.raises(RunNotFoundError, match="there is no run 'last'"):
+        store.find("last")
+
+
+def test_several_processes_may_open_a_new_store_and_write_at_once(tmp_path):
+    script = """
+import sys
+from pathlib import Path
+from coterie.core.events import Event, EventKind
+from coterie.server.store import Store
+store = Store(Path(sys.argv[1]))
+store.create_run(sys.argv[2], name="", task="", strategy="", rounds=1, config="")
+for seq in range(1, 51):
+    store.append(sys.argv[2], [Event(seq, 0.0, EventKind.ROUND_FINISHED, seq, {})])
+"""
+    path = tmp_path / "new" / "coterie.db"
+    started = [subprocess.Popen([sys.executable, "-c", script, str(path), f"run{i}"]) for i in range(4)]
+    assert [process.wait(timeout=60) for process in started] == [0, 0, 0, 0]
+    store = Store(path)
+    assert sorted(run.id for run in store.runs()) == ["run0", "run1", "run2", "run3"]
+    assert all(len(store.events(run.id)) == 50 for run in store.runs())
+
+
+def test_a_file_that_is_no_store_is_named(tmp_path):
+    (tmp_path / "coterie.db").write_bytes(b"this is not a database, it is a letter" * 100)
+    with pytest.raises(StorageError, match=r"cannot open the run store .*coterie\.db: file is not a database"):
+        Store(tmp_path / "coterie.db")
+
+
+def test_a_home_that_is_a_file_is_named(tmp_path):
+    (tmp_path / "home").write_text("")
+    with pytest.raises(StorageError, match=r"cannot make the directory .*home"):
+        Store(tmp_path / "home" / "coterie.db")
+
+
+def test_what_a_resume_did_again_counts_once():
+    events = [
+        event(1, EventKind.RUN_STARTED, 0),
+        event(2, round=1),
+        event(3, round=2),
+        event(4, EventKind.RUN_RESUMED, 1, from_round=1),
+        event(5, round=2),
+    ]
+    assert [e.seq for e in effective(events)] == [1, 2, 4, 5]
