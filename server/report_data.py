@@ -76,6 +76,7 @@ class RunStory:
     partition: PartitionTable | None = None
     resumed: list[int] = field(default_factory=list[int])
     reason: str = ""
+    num_parameters: int = 0
     clock: float = math.nan
     wall: float = math.nan
 
@@ -113,6 +114,7 @@ def read_story(record: RunRecord, events: Sequence[Event]) -> RunStory:
         data = event.data
         if event.kind is EventKind.RUN_STARTED:
             story.partition = _partition(data.get("partition"))
+            story.num_parameters = int(data.get("num_parameters") or 0)
         elif event.kind is EventKind.RUN_RESUMED:
             story.resumed.append(event.round)
         elif event.kind is EventKind.ROUND_FINISHED:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from coterie.server.report_plots import color, dash
+from coterie.server.report_plots import PALETTE, dash
 
 MISSING = "–"
 _PATTERNS = {"-": "", "--": "6 3", ":": "2 2.5", "-.": "8 2.5 2 2.5"}
@@ -54,9 +54,9 @@ def stroke(style: int) -> str:
     return _PATTERNS[dash(style)]
 
 
-def variable(style: int) -> int:
-    """The style's number in the palette."""
-    return int(color(style) != "") and style % 6
+def hue(style: int) -> int:
+    """The number of a style's colour among the page's own."""
+    return style % len(PALETTE)
 
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
@@ -66,4 +66,5 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "moment": moment,
     "clip": clip,
     "stroke": stroke,
+    "hue": hue,
 }
