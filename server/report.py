@@ -7,7 +7,7 @@ What clients chose (ids, reasons, names of metrics) is escaped, cut and counted,
 from collections.abc import Sequence
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from coterie.core.events import Event
 from coterie.server import report_format
@@ -30,8 +30,6 @@ from coterie.server.report_sections import (
 )
 from coterie.server.store import RunRecord
 
-_TEMPLATE = Path(__file__).with_name("report.html.j2")
-
 
 def write_report(runs: Sequence[tuple[RunRecord, Sequence[Event]]], path: Path) -> None:
     """Write the page about `runs`, each with its events as the store has them, to `path`.
@@ -53,9 +51,15 @@ def write_report(runs: Sequence[tuple[RunRecord, Sequence[Event]]], path: Path) 
 def _page(stories: Sequence[RunStory]) -> str:
     names = labels(stories)
     runs = list(zip(names, stories, strict=True))
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     environment.filters |= report_format.FILTERS
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8")).render(
+    return environment.get_template("report.html.j2").render(
         title=names[0] if len(runs) == 1 else f"Comparison of {len(runs)} runs",
         runs=runs,
         several=len(runs) > 1,

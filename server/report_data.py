@@ -4,10 +4,11 @@ Much of it was chosen by clients (ids, reasons, metrics), and any of it may be m
 first round, and a number that was not finite is stored as null. Every reader here takes that as it comes.
 """
 
+import itertools
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,15 +88,17 @@ class RunStory:
         return names[0] if names else None
 
     @property
-    def result(self) -> Mapping[str, Any]:
-        """What the run ended with, empty while it has not finished."""
-        return self.record.result or {}
+    def sha256(self) -> str:
+        """Of the final weights; empty while the run has not finished."""
+        return str(_mapping(self.record.result).get("sha256") or "")
 
     @property
     def metrics(self) -> dict[str, float]:
         """The last known value of each metric on the held-out set."""
         last = {name: values[max(values)] for name, values in self.held_out.items() if values}
-        return last | {name: as_number(value) for name, value in _mapping(self.result.get("metrics")).items()}
+        return last | {
+            name: as_number(value) for name, value in _mapping(_mapping(self.record.result).get("metrics")).items()
+        }
 
     def setting(self, key: str) -> Any:
         """The value at a dotted key of the run file, or None."""
@@ -117,6 +120,7 @@ def read_story(record: RunRecord, events: Sequence[Event]) -> RunStory:
             story.num_parameters = int(data.get("num_parameters") or 0)
         elif event.kind is EventKind.RUN_RESUMED:
             story.resumed.append(event.round)
+            story.reason = ""
         elif event.kind is EventKind.ROUND_FINISHED:
             _read_round(story, event)
         elif event.kind is EventKind.EVALUATED:
@@ -149,9 +153,9 @@ def as_number(value: Any) -> float:
     return float(value)
 
 
-def kinds(lost: Sequence[Loss]) -> list[tuple[str, int]]:
-    """Kinds of loss with their counts, the most frequent first."""
-    return sorted(Counter(loss.kind for loss in lost).items(), key=lambda item: (-item[1], item[0]))
+def ranked(items: Iterable[str]) -> list[tuple[str, int]]:
+    """Different items with their counts, the most frequent first."""
+    return sorted(Counter(items).items(), key=lambda item: (-item[1], item[0]))
 
 
 def _read_round(story: RunStory, event: Event) -> None:
@@ -180,9 +184,9 @@ def _add_seconds(story: RunStory, phase: str, round: int, value: Any) -> None:
 
 def _clients(event: Event, headline: str | None) -> ClientValues | None:
     answers = {str(key): _mapping(value) for key, value in _mapping(event.data.get("per_client")).items()}
-    names = Counter(str(name) for metrics in answers.values() for name in metrics)
+    names = ranked(str(name) for metrics in answers.values() for name in metrics)
     # A client may send any names: without a headline, the one that most of them sent is the common one.
-    metric = headline if headline in names or not names else names.most_common(1)[0][0]
+    metric = headline if not names or headline in dict(names) else names[0][0]
     if metric is None:
         return None
     numbers = {client: as_number(metrics.get(metric)) for client, metrics in answers.items()}
@@ -207,7 +211,7 @@ def _wall(events: Sequence[Event]) -> float:
     if not events:
         return math.nan
     total, began = 0.0, events[0].time
-    for before, event in zip(events, events[1:], strict=False):
+    for before, event in itertools.pairwise(events):
         if event.kind is EventKind.RUN_RESUMED or before.kind in _ENDS:
             total += before.time - began
             began = event.time

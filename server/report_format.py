@@ -29,6 +29,8 @@ def duration(seconds: float) -> str:
     """Seconds as a person would say them."""
     if not math.isfinite(seconds):
         return MISSING
+    if seconds == 0:
+        return "0 s"
     if seconds < 0.0995:
         return f"{seconds * 1000:.1f} ms"
     if seconds < 99.95:
@@ -46,7 +48,9 @@ def moment(seconds: float) -> str:
 def clip(text: str, length: int = 200) -> str:
     """Text from a client, cut, and without characters that do not print."""
     cut = text if len(text) <= length else text[: length - 1] + "…"
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in cut)
+    return (
+        "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in cut) or MISSING
+    )
 
 
 def stroke(style: int) -> str:

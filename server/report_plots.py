@@ -32,7 +32,7 @@ DASHES = ("-", "--", ":", "-.")
 _INK, _GRID = "#454545", "#cfcfcf"
 _VARIABLES = {color: f"var(--c{i})" for i, color in enumerate(PALETTE)} | {_INK: "var(--ink)", _GRID: "var(--grid)"}
 
-WIDTH = 5.0
+WIDTH = 4.6
 NAMED = 20
 """Up to so many clients each have a bar with their name; more become a histogram."""
 
@@ -80,6 +80,7 @@ def curves(lines: Sequence[Line], name: str, label: str) -> str | None:
         axes.plot(marks, [0.03] * len(marks), "x", color=color(line.style), markersize=5, transform=bottom)
     if values.min() > 0 and values.max() > 100 * values.min():
         axes.set_yscale("log")
+        axes.set_ylabel("log scale")
     _by_round(axes)
     return _svg(figure, name, label)
 
@@ -104,6 +105,8 @@ def stack(layers: Sequence[tuple[Curve, int]], name: str, label: str, unit: str 
     axes.set_ylim(0, max(below.max(), 1e-9) * 1.05)
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylabel(unit)
+    if unit == "clients":
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     _by_round(axes)
     return _svg(figure, name, label)
 
@@ -162,11 +165,13 @@ def label_map(partition: PartitionTable, name: str, label: str) -> str:
     axes.imshow(image, cmap=colors, vmin=0, vmax=1, aspect="auto", interpolation="none", extent=extent)
     axes.grid(visible=False)
     every = math.ceil(len(rows) / 14)
-    names = [_short(partition.labels[row], 14) for row in rows[::every]]
+    names = [_short(partition.labels[int(row)], 14) for row in rows[::every]]
     axes.set_yticks(range(0, len(rows), every), names, parse_math=False)
     if len(shares) <= NAMED:
-        ids = [list(partition.counts)[i] for i in order]
-        axes.set_xticks(np.arange(len(ids)) + 0.5, [_short(i, 14) for i in ids], rotation=90, parse_math=False)
+        clients = list(partition.counts)
+        ids = [_short(clients[int(i)], 14) for i in order]
+        rotation = 0 if len(ids) * max(map(len, ids)) < 50 else 90
+        axes.set_xticks(np.arange(len(ids)) + 0.5, ids, rotation=rotation, parse_math=False)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     axes.tick_params(length=0)
@@ -216,14 +221,14 @@ def _name_axes(axes: Axes, x: str, y: str) -> None:
     axes.set_ylabel(_short(y, 40), parse_math=False)
 
 
-def _figure(height: float = 2.7) -> tuple[Figure, Axes]:
+def _figure(height: float = 2.5) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor="none")
     axes: Axes = figure.add_subplot(facecolor="none")
     axes.grid(color=_GRID, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.tick_params(colors=_INK, labelsize=9, length=3)
-    axes.xaxis.label.set(color=_INK, size=9)
-    axes.yaxis.label.set(color=_INK, size=9)
+    axes.tick_params(colors=_INK, labelsize=9.5, length=3)
+    axes.xaxis.label.set(color=_INK, size=9.5)
+    axes.yaxis.label.set(color=_INK, size=9.5)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):

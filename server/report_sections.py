@@ -15,8 +15,8 @@ from coterie.server.report_data import (
     Loss,
     PartitionTable,
     RunStory,
-    kinds,
     lower_is_better,
+    ranked,
 )
 from coterie.server.report_format import clip, number
 from coterie.server.report_labels import differences, settings
@@ -58,7 +58,7 @@ def facts(story: RunStory) -> dict[str, Any]:
         "strategy": record.strategy,
         "aggregator": _choice(story.setting("aggregator")),
         "parameters": f"{story.num_parameters:,}" if story.num_parameters else None,
-        "clients": clients,
+        "clients": f"{clients:,}" if isinstance(clients, int) else None,
         "clients per round": story.setting("cohort.size"),
         "seed": story.setting("seed"),
         "partition": _choice(story.setting("simulation.partition")),
@@ -78,9 +78,9 @@ def curve_figures(runs: Runs) -> list[Figure]:
     """Metrics on the held-out set by round, the headline first, and the clients' mean training loss."""
     heads = [story.headline for _, story in runs if story.headline]
     names = [name for _, story in runs for name in story.held_out if name != "loss"]
-    figures = [_curve(runs, name, "held-out", f"{name} on the held-out set") for name in _unique(heads + names)]
-    figures.append(_curve(runs, "loss", "held-out", "loss on the held-out set") if "loss" not in heads else None)
-    figures.append(_curve(runs, "loss", "training", "mean training loss of the cohort"))
+    figures = [_curve(runs, name, "held-out", f"Held-out {name}") for name in _unique(heads + names)]
+    figures.append(_curve(runs, "loss", "held-out", "Held-out loss") if "loss" not in heads else None)
+    figures.append(_curve(runs, "loss", "training", "Mean training loss of the cohort"))
     return [figure for figure in figures[: _MOST_CURVES + 2] if figure]
 
 
@@ -93,9 +93,8 @@ def metric_rows(runs: Runs) -> list[dict[str, Any]]:
             if known:
                 pick = min if lower_is_better(name) else max
                 best = pick(known, key=lambda round, known=known: known[round])
-                picked = {"first": min(known), "best": best, "last": max(known)}
-                values = {key: (known[round], round) for key, round in picked.items()}
-                rows.append({"run": label, "metric": name, "values": values})
+                picked = (min(known), best, max(known))
+                rows.append({"run": label, "metric": name, "picked": [(known[round], round) for round in picked]})
     return rows
 
 
@@ -114,7 +113,7 @@ def client_figures(runs: Runs) -> list[Figure]:
     figures: list[Figure] = []
     for metric in _unique(clients.metric for _, _, clients in known)[:_MOST_CURVES]:
         chosen = [(i, label, clients) for i, label, clients in known if clients.metric == metric]
-        title = f"{metric} over the clients"
+        title = f"Clients by {metric}"
         key = f"clients {metric}"
         if len(runs) == 1:
             svg = plots.spread(chosen[0][2], 0, key, _told(title, [chosen[0][2]]))
@@ -136,8 +135,9 @@ def quantile_rows(runs: Runs) -> list[dict[str, Any]]:
     return [
         {
             "run": label,
-            "clients": story.clients,
-            "values": np.quantile(list(story.clients.values.values()), QUANTILES).tolist(),
+            "measured": story.clients,
+            "known": len(story.clients.values),
+            "quantiles": np.quantile(list(story.clients.values.values()), QUANTILES).tolist(),
         }
         for label, story in runs
         if story.clients and story.clients.values
@@ -151,16 +151,16 @@ def worst_rows(runs: Runs) -> list[dict[str, Any]]:
         worst = story.clients.worst(WORST) if story.clients else []
         if worst:
             found = [{"id": client, "value": value, **_holding(story.partition, client)} for client, value in worst]
-            rows.append({"run": label, "clients": story.clients, "worst": found})
+            rows.append({"run": label, "measured": story.clients, "worst": found})
     return rows
 
 
 def lost_figures(runs: Runs) -> list[Figure]:
     """Failures and refusals by round: stacked by kind for one run, one line for each of several."""
     if len(runs) > 1:
-        return _totals(runs, "lost clients by round", lambda story: _per_round(story.lost, story.used))
+        return _totals(runs, "Lost clients by round", lambda story: _per_round(story.lost, story.used))
     story = runs[0][1]
-    counted = kinds(story.lost)
+    counted = ranked(loss.kind for loss in story.lost)
     if not counted:
         return []
     shown = [kind for kind, _ in counted[:_MOST_KINDS]]
@@ -173,16 +173,16 @@ def lost_figures(runs: Runs) -> list[Figure]:
         f"Lost clients by round: {len(story.lost)} in all, " + ", ".join(f"{n} {kind}" for kind, n in counted[:9]),
         "clients",
     )
-    return [Figure("lost clients by round", svg, "", [(k, i) for i, (_, k) in enumerate(layers)], True)] if svg else []
+    return [Figure("Lost clients by round", svg, "", [(k, i) for i, (_, k) in enumerate(layers)], True)] if svg else []
 
 
 def lost_rows(runs: Runs) -> list[dict[str, Any]]:
     """Kinds of loss with count, number of clients, the most affected ones and an example."""
     rows: list[dict[str, Any]] = []
     for label, story in runs:
-        for kind, count in kinds(story.lost)[:_MOST_ROWS]:
+        for kind, count in ranked(loss.kind for loss in story.lost)[:_MOST_ROWS]:
             lost = [loss for loss in story.lost if loss.kind == kind]
-            clients = [client for client, _ in kinds([Loss(0, loss.client_id, "", "") for loss in lost])]
+            clients = [client for client, _ in ranked(loss.client_id for loss in lost)]
             example = lost[0].reason
             rows.append({"run": label, "kind": kind, "count": count, "clients": clients, "example": example})
     return rows
@@ -214,14 +214,14 @@ def phase_seconds(story: RunStory) -> dict[str, float]:
 
 def time_figures(runs: Runs) -> list[Figure]:
     """Seconds of each round: stacked by phase for one run, one line for each of several."""
-    title = "seconds of each round"
+    title = "Seconds of each round"
     if len(runs) > 1:
         return _totals(runs, title, _round_seconds)
     story = runs[0][1]
     phases = [phase for phase in PHASES if story.seconds.get(phase)]
     told = ", ".join(f"{phase} {math.fsum(story.seconds[phase].values()):.3g} s in all" for phase in phases)
     layers = [(story.seconds[phase], i) for i, phase in enumerate(phases)]
-    svg = plots.stack(layers, "time", f"{title} by phase: {told}", "s")
+    svg = plots.stack(layers, "time", f"{title} by phase: {told}", "seconds")
     return [Figure(title, svg, "", [(phase, i) for i, phase in enumerate(phases)], True)] if svg else []
 
 
@@ -264,21 +264,21 @@ def _round_seconds(story: RunStory) -> Curve:
 def _partition(table: PartitionTable, key: str) -> list[Figure]:
     values = list(table.sizes.values())
     told = f"{len(values)} clients hold {min(values)} to {max(values)} records, the median is {np.median(values):g}"
-    figures = [Figure("records per client", plots.sizes(table, f"{key} sizes", f"Records per client: {told}"))]
+    figures = [Figure("Records per client", plots.sizes(table, f"{key} sizes", f"Records per client: {told}"))]
     if table.counts:
         note = "Colour: the label's share of the client's records, from none to all. Sorted by most frequent label."
         if len(values) > plots.MOST_COLUMNS:
             note += f" Neighbours are averaged into {plots.MOST_COLUMNS} columns."
         told = f"Labels by client: {len(table.labels)} labels, {_labels_held(table):g} per client in the median"
-        figures.append(Figure("labels of each client", plots.label_map(table, f"{key} labels", told), note))
+        figures.append(Figure("Labels of each client", plots.label_map(table, f"{key} labels", told), note))
     return figures
 
 
 def _size_row(table: PartitionTable) -> dict[str, Any]:
     values = list(table.sizes.values())
     return {
-        "clients": len(values),
-        "records": sum(values),
+        "clients": f"{len(values):,}",
+        "records": f"{sum(values):,}",
         "smallest": min(values),
         "median": f"{np.median(values):g}",
         "largest": max(values),

@@ -138,12 +138,12 @@ def encode_labels(values: NDArray[np.generic], where: str) -> tuple[NDArray[np.i
         values = values.astype(np.int64)
     names, labels, counts = np.unique(values.astype(str), return_inverse=True, return_counts=True)
     if len(names) < 2:
-        raise DataError(f"{where} has only the class {names[0]!r}: at least two are needed")
+        raise DataError(f"{where} has only the class {str(names[0])!r}: at least two are needed")
     if len(names) > min(MAX_CLASSES, len(values) // 2):
         raise DataError(f"{where} has {len(names)} different values in {len(values)} records: is it the right column?")
     if counts.min() < 2:
         raise DataError(
-            f"{where}: class {names[counts.argmin()]!r} has a single record: two are needed to hold one out"
+            f"{where}: class {str(names[counts.argmin()])!r} has a single record: two are needed to hold one out"
         )
     order = sorted(range(len(names)), key=lambda i: (0, int(names[i]), "") if _is_whole(names[i]) else (1, 0, names[i]))
     rank = np.empty(len(names), np.int64)

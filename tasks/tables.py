@@ -52,6 +52,8 @@ def encode_column(values: NDArray[np.generic], where: str, scale: list[float] | 
     if values.dtype.kind == "f":
         return _encode_numbers(values.astype(np.float64), where, scale)
     missing = np.array([value is None for value in values])
+    if missing.all():
+        raise DataError(f"{where} is empty in every record: leave it out with features")
     names = sorted({str(value) for value in values if value is not None})
     if len(names) > MAX_CATEGORIES:
         raise DataError(f"{where} has {len(names)} different texts: leave it out with features, or group its values")
