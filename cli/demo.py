@@ -56,6 +56,12 @@ def demo(
         metrics = result.outcome.metrics
         table.add_row(label, f"{metrics['accuracy']:.3f}", f"{metrics['loss']:.3g}")
     console.print(table, highlight=False)
+    mean, robust, clean = (result.outcome.metrics["accuracy"] for result in results.values())
+    console.print(
+        f"20 attackers in 200 bring the mean down to {mean:.0%} (guessing gives 10%). The trimmed mean drops the 5 smallest "
+        f"and\n5 largest values of each coordinate: {robust:.1%} with the attackers, {clean:.1%} without.",
+        highlight=False,
+    )
     runs = [result.run_id for result in results.values()]
     report = make_report(home, runs)
     console.print(f"report: {report}", highlight=False, soft_wrap=True)

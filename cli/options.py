@@ -31,7 +31,12 @@ def parse_settings(settings: list[str]) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value (``3``, ``0.5``, ``true``, ``[1, 2]``, ``{name = "iid"}``), or the text itself."""
+    """A TOML value (``3``, ``0.5``, ``true``, ``[1, 2]``, ``{name = "iid"}``), or the text itself.
+
+    ``nan`` is text, the name of an attack: no key takes a number that is none.
+    """
+    if text == "nan":
+        return text
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -63,15 +63,16 @@ class RunProgress:
             self._show(event.round)
         elif event.kind is EventKind.EVALUATED:
             self._measured = "  ".join(f"{name} {value:.4f}" for name, value in list(event.data["metrics"].items())[:2])
-            self._show(event.round)
+            self._show(event.round, last=event.round == self._rounds)
         elif event.kind is EventKind.RUN_RESUMED:
             self._show(event.round)
 
-    def _show(self, round: int) -> None:
+    def _show(self, round: int, last: bool = False) -> None:
         if self._task is not None:
             self._bar.update(self._task, completed=round, measured=self._measured, clients=self._clients)
-        plain = not self._quiet and not self._console.is_terminal
-        if plain and (round == self._rounds or time.monotonic() - self._printed > LINE_SECONDS):
+        if self._quiet or self._console.is_terminal:
+            return
+        if last or time.monotonic() - self._printed > LINE_SECONDS:
             self._printed = time.monotonic()
             self._console.print(
                 f"{self._label} round {round}/{self._rounds}  {self._measured}  {self._clients}",

@@ -24,6 +24,7 @@ from coterie.server.store import RunRecord, Store
 from coterie.simulations.partitions import Partition
 from coterie.simulations.preparation import (
     check_choices,
+    choose_partition,
     complete_config,
     given,
     initial_model,
@@ -56,6 +57,7 @@ def execute(
     """Set up, run, and leave store and directory telling how it ended. record: of a run to resume, else None."""
     check_choices(config)
     task = load_task(config.task)
+    config = choose_partition(task, config)
     partition = make_partition(task, config)
     if record is None:
         config = complete_config(config, list(partition))

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from coterie.aggregation import AGGREGATORS, SERVER_OPTIMIZERS, PreconditionError
-from coterie.client import LOCAL_ALGORITHMS, OPTIMIZERS, SCHEDULES
+from coterie.client import LOCAL_ALGORITHMS, OPTIMIZERS, SCHEDULES, choose_device
 from coterie.core.choice import Choice, Table, build, complete
 from coterie.core.errors import ConfigError
 from coterie.core.model_state import ModelState
@@ -39,6 +39,7 @@ TABLES: dict[str, Table] = {
 
 def check_choices(config: RunConfig) -> RunConfig:
     """Check every choice that is set and fill in its defaults. Raises ConfigError."""
+    choose_device(config.local.device)
     data = config.to_dict()
     for key, table in TABLES.items():
         *parents, last = key.split(".")
@@ -69,15 +70,21 @@ def complete_config(config: RunConfig, ids: Sequence[str]) -> RunConfig:
 
 
 def make_partition(task: Task, config: RunConfig) -> Partition:
-    """Who holds which of the task's training records."""
-    records = task.train
-    labels = records.targets.numpy() if task.num_classes is not None else None
-    population = Population(len(records), labels, records.keys)
+    """Who holds which of the task's training records. `config` names a partition, see `choose_partition`."""
+    clients = config.simulation.clients
+    rng = numpy_generator(config.seed, "partition")
+    choice = given(config.simulation.partition)
+    partition: Partition = build(PARTITIONS, choice, "simulation.partition", _population(task), clients, rng)
+    return partition
+
+
+def choose_partition(task: Task, config: RunConfig) -> RunConfig:
+    """The run with a partition and, where the partition asks for one, a number of clients."""
+    population = _population(task)
     choice = config.simulation.partition or Choice(name=_default_partition(population))
     clients = config.simulation.clients or (None if choice.name == "natural" else DEFAULT_CLIENTS)
-    rng = numpy_generator(config.seed, "partition")
-    partition: Partition = build(PARTITIONS, choice, "simulation.partition", population, clients, rng)
-    return partition
+    simulation = config.simulation.model_copy(update={"partition": choice, "clients": clients})
+    return config.model_copy(update={"simulation": simulation})
 
 
 def initial_model(task: Task, seed: int) -> ModelState:
@@ -155,6 +162,12 @@ def attackers(config: RunConfig, ids: Sequence[str]) -> frozenset[str]:
 def _examples_per_round(num_examples: int, config: RunConfig) -> int:
     local = config.local
     return local.steps * local.batch_size if local.steps is not None else num_examples * (local.epochs or 0)
+
+
+def _population(task: Task) -> Population:
+    records = task.train
+    labels = records.targets.numpy() if task.num_classes is not None else None
+    return Population(len(records), labels, records.keys)
 
 
 def _default_partition(population: Population) -> str:
