@@ -58,8 +58,8 @@ def demo(
     console.print(table, highlight=False)
     mean, robust, clean = (result.outcome.metrics["accuracy"] for result in results.values())
     console.print(
-        f"20 attackers in 200 bring the mean down to {mean:.0%} (guessing gives 10%). The trimmed mean drops the 5 smallest "
-        f"and\n5 largest values of each coordinate: {robust:.1%} with the attackers, {clean:.1%} without.",
+        f"20 attackers in 200 bring the mean down to {mean:.0%} (guessing gives 10%). The trimmed mean drops the 5\n"
+        f"smallest and the 5 largest values of each coordinate: {robust:.1%} with the attackers, {clean:.1%} without.",
         highlight=False,
     )
     runs = [result.run_id for result in results.values()]
