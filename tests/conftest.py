@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from .commands import Cli
+
 TINY_TASK = '''
 """A small problem with every way to go wrong that a client may have."""
 
@@ -99,3 +101,8 @@ def tiny_task(tmp_path, monkeypatch) -> str:
 @pytest.fixture
 def home(tmp_path) -> Path:
     return tmp_path / "home"
+
+
+@pytest.fixture
+def cli(home) -> Cli:
+    return Cli(home)

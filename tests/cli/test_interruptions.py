@@ -10,7 +10,7 @@ import pytest
 
 from coterie.server.store import Store
 
-from .conftest import COTERIE, DEADLINE, wait_for
+from ..commands import COTERIE, DEADLINE, wait_for
 
 ROUNDS = 150
 

@@ -6,8 +6,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 COTERIE = Path(sys.executable).parent / "coterie"
 DEADLINE = 120.0
 
@@ -30,11 +28,6 @@ class Cli:
         return subprocess.Popen(
             [COTERIE, *map(str, args)], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-
-
-@pytest.fixture
-def cli(home) -> Cli:
-    return Cli(home)
 
 
 def wait_for(condition, what: str, deadline: float = DEADLINE):
