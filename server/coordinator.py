@@ -73,6 +73,7 @@ class Coordinator:
         self._evaluate = evaluate
         self._clients = {client.id: client for client in channel.clients()}
         self._rows: Tensor | None = None
+        self._why = ""
 
     def run(self, start: Checkpoint) -> Outcome:
         """Go on after `start.round` complete rounds until the last. Raises QuorumError after too many empty rounds.
