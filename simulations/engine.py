@@ -70,14 +70,11 @@ def execute(
             config=config.to_toml(),
         )
         write_safely(directory.path / "run.toml", config.to_toml().encode())
-        last_seq = 0
-    else:
-        events = store.events(run_id)
-        last_seq = events[-1].seq if events else 0
-    journal = Journal(store, run_id, listeners, last_seq)
+    history = store.events(run_id)
+    journal = Journal(store, run_id, listeners, last_seq=history[-1].seq if history else 0)
     checkpoints = CheckpointWriter(directory.checkpoint)
     try:
-        outcome = _rounds(config, task, partition, workers, directory, journal, checkpoints, record is not None)
+        outcome = _rounds(config, task, partition, workers, directory, journal, checkpoints, started=bool(history))
         checkpoints.close()
         write_safely(directory.model, state_dict_bytes(outcome.model))
         journal.emit(EventKind.RUN_FINISHED, outcome.rounds, **explain(outcome))
@@ -106,16 +103,14 @@ def _rounds(
     directory: RunDirectory,
     journal: Journal,
     checkpoints: CheckpointWriter,
-    resumed: bool,
+    started: bool,
 ) -> Outcome:
     """Put the parts together and run the rounds."""
-    checkpoint = Checkpoint.load(directory.checkpoint) if resumed else None
-    if checkpoint is None:
-        checkpoint = Checkpoint(0, initial_model(task, config.seed))
+    checkpoint = Checkpoint.load(directory.checkpoint) or Checkpoint(0, initial_model(task, config.seed))
     channel = make_channel(task, partition, config, checkpoint.model, workers, directory.log)
     aggregator = build(AGGREGATORS, given(config.aggregator), "aggregator")
     server_optimizer = build(SERVER_OPTIMIZERS, given(config.server_optimizer), "server_optimizer")
-    if resumed:
+    if started:
         journal.emit(EventKind.RUN_RESUMED, checkpoint.round, from_round=checkpoint.round)
     else:
         layout = checkpoint.model.layout

@@ -17,6 +17,7 @@ from coterie.core.seeding import derive_seed, numpy_generator
 from coterie.simulations.attacks import ATTACKS
 from coterie.simulations.partitions import PARTITIONS, Partition, Population
 from coterie.simulations.process_channel import Clock, ProcessChannel
+from coterie.simulations.shared_tensor import SharedTensor
 from coterie.simulations.virtual_time import SLOWNESS
 from coterie.simulations.worker import ClientSlice, Setup
 from coterie.simulations.worker_process import WorkerProcess
@@ -116,9 +117,9 @@ def make_channel(
         start += len(rows)
     rows = torch.from_numpy(np.concatenate(order))
     records = {
-        "inputs": task.train.inputs[rows],
-        "targets": task.train.targets[rows],
-        "test_inputs": task.test.inputs,
+        "inputs": SharedTensor.copy_of(task.train.inputs, rows),
+        "targets": SharedTensor.copy_of(task.train.targets, rows),
+        "test_inputs": SharedTensor.copy_of(task.test.inputs),
     }
     slowness = build(SLOWNESS, simulation.slowness, "simulation.slowness", len(ids), numpy_generator(seed, "slowness"))
     seconds = {

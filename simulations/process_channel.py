@@ -70,12 +70,12 @@ class ProcessChannel:
         self,
         workers: Sequence[WorkerProcess],
         setup: Setup,
-        records: Mapping[str, Tensor],
+        records: Mapping[str, SharedTensor],
         output_shape: tuple[int, ...],
         clock: Clock,
         log: Path | None = None,
     ) -> None:
-        """`setup` without its `tensors`; records: inputs, targets, test_inputs, copied into shared memory."""
+        """`setup` without its `tensors`; records: inputs, targets, test_inputs."""
         self._workers = list(workers)
         self._setup = setup
         self._clock = clock
@@ -84,10 +84,10 @@ class ProcessChannel:
         ahead = 2 if size * 4 <= READ_AHEAD_BYTES else 1
         self._depth = ahead
         num_slots = len(workers) * ahead + 1
-        self._shared = {name: SharedTensor.copy_of(tensor) for name, tensor in records.items()} | {
+        self._shared = dict(records) | {
             "global": SharedTensor.create((size,), torch.float32),
             "updates": SharedTensor.create((num_slots, size), torch.float32),
-            "outputs": SharedTensor.create((len(records["test_inputs"]), *output_shape), torch.float32),
+            "outputs": SharedTensor.create((len(records["test_inputs"].tensor), *output_shape), torch.float32),
         }
         self._free = list(range(num_slots))
         self._payload = self._pickled()

@@ -33,10 +33,14 @@ class SharedTensor:
         return cls.attach(fd, shape, dtype)
 
     @classmethod
-    def copy_of(cls, source: Tensor) -> "SharedTensor":
-        """A copy of a tensor in shared memory."""
-        shared = cls.create(tuple(source.shape), source.dtype)
-        shared.tensor.copy_(source)
+    def copy_of(cls, source: Tensor, rows: Tensor | None = None) -> "SharedTensor":
+        """A copy of a tensor in shared memory; of its `rows` (int64 indices), in that order, when given."""
+        shape = tuple(source.shape) if rows is None else (len(rows), *source.shape[1:])
+        shared = cls.create(shape, source.dtype)
+        if rows is None:
+            shared.tensor.copy_(source)
+        else:
+            torch.index_select(source, 0, rows, out=shared.tensor)
         return shared
 
     @classmethod
