@@ -45,12 +45,11 @@ class RunProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
-        if isinstance(error, RunInterrupted):
-            Console(stderr=True, highlight=False).print(
-                f"interrupted: `coterie runs resume {error.run_id}` goes on from the last complete round",
-                soft_wrap=True,
-                markup=False,
-            )
+        if isinstance(error, KeyboardInterrupt):
+            said = "interrupted before the first round"
+            if isinstance(error, RunInterrupted):
+                said = f"interrupted: `coterie runs resume {error.run_id}` goes on from the last complete round"
+            Console(stderr=True, highlight=False).print(said, soft_wrap=True, markup=False)
 
     def __call__(self, event: Event) -> None:
         """Take one event."""
