@@ -43,6 +43,14 @@ class SGD:
     nesterov: bool = False
     weight_decay: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not (0 <= self.momentum < 1 and self.weight_decay >= 0):
+            raise ValueError(
+                f"SGD needs 0 <= momentum < 1 and weight_decay >= 0, got {self.momentum}, {self.weight_decay}"
+            )
+        if self.nesterov and not self.momentum:
+            raise ValueError("SGD with nesterov needs a momentum above 0")
+
     def init(self, params: Tensor) -> State:
         return {"momentum": torch.zeros_like(params)} if self.momentum else {}
 
@@ -63,6 +71,10 @@ class Adam:
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.eps > 0 and self.weight_decay >= 0):
+            raise ValueError(f"Adam needs 0 <= beta1, beta2 < 1, eps > 0 and weight_decay >= 0, got {self}")
 
     def init(self, params: Tensor) -> State:
         return {"m": torch.zeros_like(params), "v": torch.zeros_like(params), "t": torch.zeros(())}
@@ -135,6 +147,10 @@ class Cosine:
     end: float = 0.0
     warmup: int = 0
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.end <= 1 or self.warmup < 0:
+            raise ValueError(f"a cosine schedule needs 0 <= end <= 1 and warmup >= 0, got {self.end}, {self.warmup}")
+
     def factor(self, round: int, rounds: int) -> float:
         if round <= self.warmup:
             return round / (self.warmup + 1)
@@ -149,6 +165,10 @@ class Exponential:
 
     gamma: float = 0.99
 
+    def __post_init__(self) -> None:
+        if not self.gamma > 0:
+            raise ValueError(f"an exponential schedule needs gamma > 0, got {self.gamma}")
+
     def factor(self, round: int, rounds: int) -> float:
         return self.gamma ** (round - 1)
 
@@ -159,6 +179,10 @@ class Step:
 
     every: int = 10
     gamma: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or not self.gamma > 0:
+            raise ValueError(f"a step schedule needs every >= 1 and gamma > 0, got {self.every}, {self.gamma}")
 
     def factor(self, round: int, rounds: int) -> float:
         return self.gamma ** ((round - 1) // self.every)

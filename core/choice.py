@@ -6,6 +6,7 @@ parameters: their types are checked, the unknown ones refused, and the defaults 
 """
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
@@ -33,7 +34,10 @@ class Choice(BaseModel):
 def find(table: Table, choice: Choice, key: str) -> Callable[..., Any]:
     """The callable that a choice names. `key` is the place in the run file, for the error's text."""
     if ":" in choice.name:
-        return import_object(choice.name, key)
+        found = import_object(choice.name, key)
+        if not callable(found):
+            raise ConfigError(f"{key} = {choice.name!r}: that is a {type(found).__name__}, not a class or function")
+        return found
     if choice.name not in table:
         raise ConfigError(
             f"{key}: there is no {choice.name!r}: choose one of {', '.join(sorted(table))}, "
@@ -64,14 +68,26 @@ def complete(table: Table, choice: Choice, key: str) -> Choice:
 
 
 def build(table: Table, choice: Choice, key: str, *given: Any) -> Any:
-    """Call what the choice names with its options; `given` are its positional-only parameters, which no file sets."""
-    return find(table, choice, key)(*given, **complete(table, choice, key).options)
+    """Call what the choice names with its options; `given` are its positional-only parameters, which no file sets.
+
+    Raises ConfigError, also for what the class or function itself refuses with a ValueError or TypeError.
+    """
+    target = find(table, choice, key)
+    options = complete(table, choice, key).options
+    try:
+        return target(*given, **options)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{key} = {choice.name!r}: {error}") from error
 
 
 def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Keyword parameters that a run file may set: positional-only ones are the caller's."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {name: p for name, p in inspect.signature(target).parameters.items() if p.kind in kinds}
+    try:
+        signature = inspect.signature(target)
+    except ValueError:  # some built-in functions have none
+        return {}
+    return {name: p for name, p in signature.parameters.items() if p.kind in kinds}
 
 
 def _hints(target: Callable[..., Any]) -> dict[str, Any]:
@@ -82,6 +98,8 @@ def _hints(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _checked(value: Any, hint: Any, key: str) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key} = {value}: it must be finite")
     try:
         return TypeAdapter(hint).validate_python(value)
     except ValidationError as error:

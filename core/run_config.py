@@ -85,7 +85,7 @@ class LocalConfig(_Section):
     optimizer: ChoiceField = Field(
         default=Choice(name="sgd"), description="sgd (momentum, nesterov, weight_decay) or adam"
     )
-    lr: float = Field(default=0.1, gt=0, description="learning rate")
+    lr: float = Field(default=0.1, gt=0, allow_inf_nan=False, description="learning rate")
     lr_schedule: ChoiceField = Field(
         default=Choice(name="constant"), description="constant, cosine, exponential or step, by round"
     )
@@ -147,13 +147,16 @@ class SimulationConfig(_Section):
         examples=[{"name": "dirichlet", "alpha": 0.5}],
         description="natural, iid, dirichlet, shards or quantity; default natural, else dirichlet",
     )
-    workers: int = Field(default=0, ge=0, description="worker processes; 0: one per core")
+    workers: int = Field(default=0, ge=0, le=1024, description="worker processes; 0: one per core")
     dropout: float = Field(default=0.0, ge=0, le=1, description="chance that a client vanishes in a round")
     slowness: ChoiceField = Field(
         default=Choice(name="uniform"), description="uniform, lognormal or stragglers: virtual speed of the clients"
     )
     seconds_per_example: float = Field(
-        default=0.001, gt=0, description="virtual seconds that a client of speed 1 needs per record and epoch"
+        default=0.001,
+        gt=0,
+        allow_inf_nan=False,
+        description="virtual seconds that a client of speed 1 needs per record and epoch",
     )
     attack: ChoiceField = Field(default=Choice(name="none"), description="none, sign_flip, gaussian, label_flip or nan")
     attackers: float | list[str] = Field(default=0.0, description="share of the clients that attack, or their ids")

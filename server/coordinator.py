@@ -102,7 +102,8 @@ class Coordinator:
             self._journal.commit()
             if last or round % self.config.checkpoint.every == 0:
                 self._checkpoints.put(state)
-            if state.empty_rounds >= self.config.cohort.max_empty_rounds:
+            # A run without one good round has learned nothing and must not pass for finished.
+            if state.empty_rounds >= self.config.cohort.max_empty_rounds or (last and state.empty_rounds == round):
                 raise QuorumError(
                     f"{state.empty_rounds} rounds in a row had too few usable replies (round {round}: {self._why}): "
                     f"the model is that of the last good round"

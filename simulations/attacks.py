@@ -43,6 +43,10 @@ class SignFlip(NoAttack):
 
     scale: float = 1.0
 
+    def __post_init__(self) -> None:
+        if not self.scale > 0:
+            raise ValueError(f"sign_flip needs a scale above 0, got {self.scale}")
+
     def poison_update(self, delta: Tensor, generator: torch.Generator) -> None:
         delta.mul_(-self.scale)
 
@@ -52,6 +56,10 @@ class Gaussian(NoAttack):
     """Sends N(0, std^2) in every coordinate."""
 
     std: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.std >= 0:
+            raise ValueError(f"gaussian needs a std of at least 0, got {self.std}")
 
     def poison_update(self, delta: Tensor, generator: torch.Generator) -> None:
         delta.normal_(0.0, self.std, generator=generator)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from coterie.aggregation import AGGREGATORS, SERVER_OPTIMIZERS, PreconditionError
-from coterie.client import LOCAL_ALGORITHMS, OPTIMIZERS, SCHEDULES, choose_device
+from coterie.client import LOCAL_ALGORITHMS, OPTIMIZERS, SCHEDULES, LocalPlan, choose_device
 from coterie.core.choice import Choice, Table, build, complete
 from coterie.core.errors import ConfigError
 from coterie.core.model_state import ModelState
@@ -56,7 +56,15 @@ def complete_config(config: RunConfig, ids: Sequence[str]) -> RunConfig:
     """The run with every default visible, checked as far as it can be before it starts. Raises ConfigError."""
     config = check_choices(config.resolve(len(ids)))
     attackers(config, ids)
+    LocalPlan.from_config(config.local, config.rounds)
+    build(SERVER_OPTIMIZERS, given(config.server_optimizer), "server_optimizer")
+    build(ATTACKS, config.simulation.attack, "simulation.attack")
+    build(SLOWNESS, config.simulation.slowness, "simulation.slowness", len(ids), numpy_generator(0))
     aggregator = build(AGGREGATORS, given(config.aggregator), "aggregator")
+    if not callable(aggregator):
+        raise ConfigError(
+            f"aggregator = {given(config.aggregator).name!r} cannot be called on updates[n, D], weights[n]"
+        )
     replies = config.cohort.min_replies or 1
     check = getattr(aggregator, "check", None)  # a rule of one's own may go without
     try:

@@ -13,8 +13,8 @@ class DataFile:
     """One file of a data set.
 
     source: "pypi" for a wheel, "debian" for a package that may be installed already. package, version: exactly this one
-    (a Debian
-    package: any version whose file has the right hash). member: path inside the archive. sha256: of the member.
+    (a Debian package: any version whose file has the right hash). member: path inside the archive. sha256: of the
+    member.
     """
 
     name: str

