@@ -24,7 +24,7 @@ def demo(
 ) -> None:
     """200 clients learn to read digits; 20 of them send their update turned round and ten times as large.
 
-    Three runs: FedAvg and the trimmed mean under attack, and the trimmed mean with no attackers. About two minutes on
+    Three runs: FedAvg and the trimmed mean under attack, and the trimmed mean with no attackers. One to two minutes on
     two cores.
     """
     from coterie.cli.progress import RunProgress
@@ -49,7 +49,7 @@ def demo(
     results = {}
     for label, changes in RUNS.items():
         config = RunConfig.load(overrides=base | changes | {"name": label})
-        with RunProgress(config.rounds, f"{label:<28}", console) as progress:
+        with RunProgress(config.rounds, f"{label:<28}", home, console) as progress:
             results[label] = simulate(config, home, [progress])
     table = Table("", "accuracy on 1,000 held-out images", "loss")
     for label, result in results.items():

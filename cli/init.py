@@ -80,7 +80,10 @@ def run_file() -> str:
     config = RunConfig.from_dict(
         {"task": {"name": "my_task:make"}, "cohort": {"size": 10}, "simulation": {"clients": 50}}
     )
-    lines = ["# A run of Coterie. Every key is here with its default; what is commented out is chosen for you."]
+    lines = [
+        "# A run of Coterie. Every key is here, with its default or a value to start from.",
+        "# What is commented out is chosen for you. inf means no limit.",
+    ]
     sections: list[tuple[str, BaseModel]] = []
     for key, field in RunConfig.model_fields.items():
         value = getattr(config, key)

@@ -1,8 +1,10 @@
 """The `coterie` command. Exit codes: 0 done, 1 failed, 2 wrong usage or run file, 130 interrupted."""
 
+import importlib.metadata
 import signal
 import sys
 from types import FrameType
+from typing import Annotated
 
 import click
 import typer
@@ -17,6 +19,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"coterie {importlib.metadata.version('coterie')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
 app.command("simulate")(simulate.simulate)
 app.add_typer(runs.app, name="runs")
 app.command("tasks")(tasks.tasks)

@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from coterie.core.errors import ConfigError
+from coterie.server.run_directory import default_home
 
-DEFAULT_HOME = Path.home() / ".coterie"
+DEFAULT_HOME = default_home()
 
 HomeOption = Annotated[
     Path, typer.Option("--home", envvar="COTERIE_HOME", help="Where runs are kept.", show_default="~/.coterie")
@@ -41,3 +43,9 @@ def parse_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def command(home: Path, *words: str) -> str:
+    """A command for the user to type next; it names the home where that is not the usual one."""
+    where = [] if home == DEFAULT_HOME else ["--home", str(home)]
+    return shlex.join(["coterie", *words, *where])

@@ -1,11 +1,13 @@
 """What a person sees while a run goes on: a bar on a terminal, a line every few seconds elsewhere."""
 
 import time
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from coterie.cli.options import command
 from coterie.core.errors import RunInterrupted
 from coterie.core.events import Event, EventKind
 
@@ -15,9 +17,10 @@ LINE_SECONDS = 5.0
 class RunProgress:
     """A listener of a run's events; a context manager around the run."""
 
-    def __init__(self, rounds: int, label: str, console: Console, quiet: bool = False) -> None:
+    def __init__(self, rounds: int, label: str, home: Path, console: Console, quiet: bool = False) -> None:
         self._rounds = rounds
         self._label = label
+        self._home = home
         self._console = console
         self._quiet = quiet
         self._bar = Progress(
@@ -32,8 +35,8 @@ class RunProgress:
         )
         self._task: TaskID | None = None
         self._measured = ""
+        self._measured_round = 0
         self._clients = ""
-        self._failed = 0
         self._printed = time.monotonic()
 
     def __enter__(self) -> "RunProgress":
@@ -48,7 +51,8 @@ class RunProgress:
         if isinstance(error, KeyboardInterrupt):
             said = "interrupted before the first round"
             if isinstance(error, RunInterrupted):
-                said = f"interrupted: `coterie runs resume {error.run_id}` goes on from the last complete round"
+                again = command(self._home, "runs", "resume", error.run_id)
+                said = f"interrupted: `{again}` goes on from the last complete round"
             Console(stderr=True, highlight=False).print(said, soft_wrap=True, markup=False)
 
     def __call__(self, event: Event) -> None:
@@ -61,20 +65,23 @@ class RunProgress:
                 self._clients = f"model kept: {data['empty']}"
             self._show(event.round)
         elif event.kind is EventKind.EVALUATED:
-            self._measured = "  ".join(f"{name} {value:.4f}" for name, value in list(event.data["metrics"].items())[:2])
+            metrics = "  ".join(f"{name} {value:.4f}" for name, value in list(event.data["metrics"].items())[:2])
+            self._measured, self._measured_round = metrics, event.round
             self._show(event.round, last=event.round == self._rounds)
         elif event.kind is EventKind.RUN_RESUMED:
+            self._measured_round = event.round
             self._show(event.round)
 
     def _show(self, round: int, last: bool = False) -> None:
+        old = self._measured and self._measured_round != round
+        measured = f"{self._measured} (round {self._measured_round})" if old else self._measured
         if self._task is not None:
-            self._bar.update(self._task, completed=round, measured=self._measured, clients=self._clients)
+            self._bar.update(self._task, completed=round, measured=measured, clients=self._clients)
         if self._quiet or self._console.is_terminal:
             return
-        if last or time.monotonic() - self._printed > LINE_SECONDS:
+        # A line where an evaluation is about to follow would show the round before.
+        awaits = self._measured_round == round - 1
+        if last or (not awaits and time.monotonic() - self._printed > LINE_SECONDS):
             self._printed = time.monotonic()
-            self._console.print(
-                f"{self._label} round {round}/{self._rounds}  {self._measured}  {self._clients}",
-                highlight=False,
-                markup=False,
-            )
+            text = f"{self._label} round {round}/{self._rounds}  {measured}  {self._clients}"
+            self._console.print(text, highlight=False, markup=False, soft_wrap=True)

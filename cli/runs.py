@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from coterie.cli.options import DEFAULT_HOME, HomeOption, JsonOption, QuietOption
+from coterie.cli.options import DEFAULT_HOME, HomeOption, JsonOption, QuietOption, command
 
 if TYPE_CHECKING:
     from coterie.server.store import RunRecord, Store
@@ -54,11 +54,9 @@ def show(run: RunArgument, home: HomeOption = DEFAULT_HOME, as_json: JsonOption 
     store = _store(home)
     record = store.find(run)
     events = effective(store.events(record.id))
-    lost = Counter(
-        f"{event.data['kind']}: {event.data['reason']}"
-        for event in events
-        if event.kind in (EventKind.CLIENT_FAILED, EventKind.UPDATE_REFUSED)
-    )
+    losses = [event.data for event in events if event.kind in (EventKind.CLIENT_FAILED, EventKind.UPDATE_REFUSED)]
+    lost = Counter(data["kind"] for data in losses)
+    example = {data["kind"]: data["reason"] for data in reversed(losses)}
     evaluated = [event for event in events if event.kind is EventKind.EVALUATED]
     reasons = [event.data["reason"] for event in events if event.kind is EventKind.RUN_FAILED]
     row = _row(record, home) | {"lost": dict(lost.most_common()), "reason": reasons[-1] if reasons else None}
@@ -74,10 +72,10 @@ def show(run: RunArgument, home: HomeOption = DEFAULT_HOME, as_json: JsonOption 
     if evaluated:
         metrics = "  ".join(f"{k} {v:.4f}" for k, v in evaluated[-1].data["metrics"].items() if v is not None)
         table.add_row(f"round {evaluated[-1].round}", metrics)
-    for reason, count in lost.most_common(10):
-        table.add_row("lost", f"{count} x {reason}")
+    for kind, count in lost.most_common():
+        table.add_row("lost", f"{count} x {kind}: {example[kind]}")
     if row["status"] in ("interrupted", "failed", "killed"):
-        table.add_row("next", f"coterie runs resume {record.id}")
+        table.add_row("next", command(home, "runs", "resume", record.id))
     Console().print(table, highlight=False, soft_wrap=True, markup=False)
 
 
@@ -172,9 +170,9 @@ def resume(
 
     record = _store(home).find(run)
     console = Console(stderr=as_json)
-    with RunProgress(record.rounds, record.name or record.strategy, console, quiet) as progress:
+    with RunProgress(record.rounds, record.name or record.strategy, home, console, quiet) as progress:
         result = go_on(record.id, home, [progress], workers)
-    tell(result, console, as_json)
+    tell(result, home, console, as_json)
 
 
 def _store(home: Path) -> "Store":

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from coterie.cli.options import DEFAULT_HOME, HomeOption, JsonOption, QuietOption, parse_settings
+from coterie.cli.options import DEFAULT_HOME, HomeOption, JsonOption, QuietOption, command, parse_settings
 
 if TYPE_CHECKING:
     from coterie.core.run_config import RunConfig
@@ -73,28 +72,25 @@ def run_and_tell(config: "RunConfig", home: Path, as_json: bool, quiet: bool) ->
     from coterie.simulations import simulate as run
 
     console = Console(stderr=as_json)
-    with RunProgress(config.rounds, config.name or config.strategy, console, quiet) as progress:
+    with RunProgress(config.rounds, config.name or config.strategy, home, console, quiet) as progress:
         result = run(config, home, [progress])
-    tell(result, console, as_json)
+    tell(result, home, console, as_json)
 
 
-def tell(result: "Result", console: Console, as_json: bool) -> None:
+def tell(result: "Result", home: Path, console: Console, as_json: bool) -> None:
     """The final table, and the JSON line when asked for."""
     if as_json:
         typer.echo(json.dumps(summary(result)))
         return
     outcome = result.outcome
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for metric, value in outcome.metrics.items():
-        table.add_row(metric, f"{value:.4f}")
-    table.add_row("rounds", f"{outcome.rounds} in {outcome.seconds:.1f} s (virtual clock: {outcome.clock:.1f} s)")
-    table.add_row("weights", f"sha256 {outcome.model.sha256()}")
-    table.add_row("run", result.run_id)
-    table.add_row("files", str(result.directory))
-    console.print(table, highlight=False, soft_wrap=True)
-    console.print(f"next: coterie runs report {result.run_id}", highlight=False)
+    rows = {metric: f"{value:.4f}" for metric, value in outcome.metrics.items()}
+    rows["rounds"] = f"{outcome.rounds} in {outcome.seconds:.1f} s (the clients' virtual clock: {outcome.clock:.1f} s)"
+    rows |= {"weights": f"sha256 {outcome.model.sha256()}", "run": result.run_id, "files": str(result.directory)}
+    for key, value in rows.items():
+        console.print(f"{key:<18} {value}", highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        "next:", command(home, "runs", "report", result.run_id), highlight=False, markup=False, soft_wrap=True
+    )
 
 
 def summary(result: "Result") -> dict[str, Any]:

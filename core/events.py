@@ -10,7 +10,9 @@ from typing import Any
 class EventKind(StrEnum):
     """What happened. `data` holds, by kind, the keys named here."""
 
-    RUN_STARTED = "run.started"  # num_clients, num_parameters, partition (label counts per client, where known)
+    RUN_STARTED = (
+        "run.started"  # num_clients, num_parameters, partition (sizes, labels, counts), records (their hashes)
+    )
     RUN_RESUMED = "run.resumed"  # from_round
     ROUND_STARTED = "round.started"  # cohort: list of client ids
     CLIENT_FAILED = "client.failed"  # client_id, kind, reason

@@ -5,6 +5,7 @@ name for three choices (local algorithm, aggregator, server optimizer): it fills
 strategies can be used by name or put together freely.
 """
 
+import copy
 import difflib
 import math
 import tomllib
@@ -233,8 +234,9 @@ class RunConfig(_Section):
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str = "the run") -> "RunConfig":
         """Check a run given as nested dictionaries. Raises ConfigError naming the first wrong key."""
+        named = _with_names(data)
         try:
-            config = cls.model_validate(data)
+            config = cls.model_validate(named)
         except ValidationError as error:
             raise ConfigError(f"{where}: {_explain(error)}") from None
         if config.strategy not in STRATEGIES:
@@ -275,6 +277,18 @@ class RunConfig(_Section):
     def to_toml(self) -> str:
         """The run file with every default visible; `load` reads it back equal."""
         return tomli_w.dumps(self.to_dict())
+
+
+def _with_names(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Options without a name (``local.algorithm = { mu = 0.01 }``) belong to the strategy's or the default choice."""
+    names = {key: choice["name"] for key, choice in STRATEGIES.get(str(data.get("strategy", "fedavg")), {}).items()}
+    names |= {"local.optimizer": "sgd", "local.lr_schedule": "constant", "simulation.slowness": "uniform"}
+    full = copy.deepcopy(dict(data))
+    for key, name in names.items():
+        choice = _get(full, key)
+        if isinstance(choice, dict) and "name" not in choice:
+            _set(full, f"{key}.name", name)
+    return full
 
 
 def _explain(error: ValidationError) -> str:

@@ -10,6 +10,11 @@ from pathlib import Path
 from coterie.core.errors import RunInUseError, StorageError
 
 
+def default_home() -> Path:
+    """Where runs are kept when nothing else is said: $COTERIE_HOME, else ~/.coterie."""
+    return Path(os.environ.get("COTERIE_HOME") or Path.home() / ".coterie")
+
+
 def run_path(home: Path, run_id: str) -> Path:
     """Where a run's files lie."""
     return home / "runs" / run_id

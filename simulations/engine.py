@@ -1,7 +1,7 @@
 """One simulation from its first event to its last: put the parts together, run the rounds, leave everything told."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,10 +71,17 @@ def execute(
         )
         write_safely(directory.path / "run.toml", config.to_toml().encode())
     history = store.events(run_id)
+    records = {"train": task.train.sha256(), "test": task.test.sha256()}
+    for event in history:
+        if event.kind is EventKind.RUN_STARTED and event.data["records"] != records:
+            raise RunError(
+                f"the records of task {config.task.name!r} are not those that run {run_id} started with: "
+                f"restore them, or start a new run"
+            )
     journal = Journal(store, run_id, listeners, last_seq=history[-1].seq if history else 0)
     checkpoints = CheckpointWriter(directory.checkpoint)
     try:
-        outcome = _rounds(config, task, partition, workers, directory, journal, checkpoints, started=bool(history))
+        outcome = _rounds(config, task, partition, workers, directory, journal, checkpoints, records, bool(history))
         checkpoints.close()
         write_safely(directory.model, state_dict_bytes(outcome.model))
         journal.emit(EventKind.RUN_FINISHED, outcome.rounds, **explain(outcome))
@@ -103,6 +110,7 @@ def _rounds(
     directory: RunDirectory,
     journal: Journal,
     checkpoints: CheckpointWriter,
+    records: Mapping[str, str],
     started: bool,
 ) -> Outcome:
     """Put the parts together and run the rounds."""
@@ -120,6 +128,7 @@ def _rounds(
             num_clients=len(partition),
             num_parameters=layout.num_parameters,
             partition=_describe(task, partition),
+            records=records,
             rounds=config.rounds,
         )
     journal.commit()

@@ -16,7 +16,7 @@ from coterie.core.cores import available_cores
 from coterie.core.errors import RunError
 from coterie.core.events import Listener
 from coterie.core.run_config import RunConfig
-from coterie.server.run_directory import RunDirectory, run_path
+from coterie.server.run_directory import RunDirectory, default_home, run_path
 from coterie.server.store import RunRecord, RunStatus, Store
 from coterie.simulations.worker_process import WorkerProcess
 
@@ -24,22 +24,26 @@ if TYPE_CHECKING:
     from coterie.simulations.engine import Result
 
 
-def simulate(config: RunConfig, home: Path, listeners: Sequence[Listener] = ()) -> "Result":
-    """Run a simulation from its first round. Everything it leaves lies under `home`.
+def simulate(config: RunConfig, home: Path | None = None, listeners: Sequence[Listener] = ()) -> "Result":
+    """Run a simulation from its first round. Everything it leaves lies under `home` ($COTERIE_HOME or ~/.coterie).
 
     Raises CoterieError, and RunInterrupted (a KeyboardInterrupt that knows the run's id) on Ctrl-C.
     """
+    home = home or default_home()
     run_id = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
     with contextlib.closing(Store(home / "coterie.db")) as store:
         return _launch(config, None, run_id, home, store, listeners)
 
 
-def resume(reference: str, home: Path, listeners: Sequence[Listener] = (), workers: int | None = None) -> "Result":
+def resume(
+    reference: str, home: Path | None = None, listeners: Sequence[Listener] = (), workers: int | None = None
+) -> "Result":
     """Go on with a run from its last complete checkpoint; the end is that of an undisturbed run, bit by bit.
 
     reference: the run's id, the beginning of it, or "last". workers: another number of worker processes than before.
-    Raises as `simulate` does.
+    Raises as `simulate` does, and RunError when the task's records have changed since the run started.
     """
+    home = home or default_home()
     with contextlib.closing(Store(home / "coterie.db")) as store:
         record = store.find(reference)
         if record.status is RunStatus.FINISHED:

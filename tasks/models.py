@@ -32,16 +32,19 @@ def cnn(channels: int, size: int, num_classes: int, batch_norm: bool = False) ->
         norm = [nn.BatchNorm2d(outside)] if batch_norm else []
         return [nn.Conv2d(inside, outside, 5, padding=2), *norm, nn.ReLU(), nn.MaxPool2d(2)]
 
-    features = 32 * (size // 4) ** 2
-    return nn.Sequential(*block(channels, 16), *block(16, 32), nn.Flatten(), nn.Linear(features, num_classes))
+    side = min(size // 4, 8)
+    # Large images are averaged down: a linear layer on thousands of inputs would not bear the usual learning rates.
+    pool = [nn.AdaptiveAvgPool2d(side)] if size // 4 > side else []
+    layers = [*block(channels, 16), *block(16, 32), *pool, nn.Flatten(), nn.Linear(32 * side**2, num_classes)]
+    return nn.Sequential(*layers)
 
 
 class FromBytes(nn.Module):
-    """Images kept as bytes: uint8[N, C, H, W] to float32 in [0, 1], then the model."""
+    """Images kept as bytes: uint8[N, C, H, W] to float32 in [-1, 1], then the model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.model(images.to(torch.float32) / 255)
+        return self.model(images.to(torch.float32) / 127.5 - 1)

@@ -2,12 +2,15 @@
 
     coterie simulate --task table --set task.path=patients.csv --set task.target=ill --set task.client=hospital
 
-Every mistake in the data is a DataError that names the file, the column and the row.
+Every mistake in the data is a DataError that names the file, the column and the record (the first is record 1: in a CSV
+file with a header it stands in line 2); a wrong option is a ConfigError.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from zipfile import BadZipFile
+from zlib import error as ZlibError
 
 import numpy as np
 import torch
@@ -15,15 +18,16 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import nn
 
-from coterie.core.errors import DataError
+from coterie.core.errors import ConfigError, DataError
 from coterie.tasks.image_folder import read_images
+from coterie.tasks.labels import encode_clients, encode_labels
 from coterie.tasks.metrics import accuracy, auc, balanced_accuracy
 from coterie.tasks.models import FromBytes, cnn, linear, mlp
 from coterie.tasks.splits import stratified_split
-from coterie.tasks.tables import encode_column, read_table
+from coterie.tasks.tables import encode_column, read_table, values_of
 from coterie.tasks.task import Metric, Records, Task
 
-MAX_CLASSES = 1000
+MAX_IMAGE_SIZE = 1024
 
 
 def table(
@@ -41,20 +45,21 @@ def table(
     columns to learn from; default all others. Numbers are standardised, text becomes one column per value, and a
     missing value raises a flag. scale: {column = [centre, width]} fixes the constants; without it they are computed
     from the whole file, which a real federation cannot do, so declare them there. hidden: widths of hidden layers;
-    default none, which is logistic regression. Raises DataError.
+    default none, which is logistic regression. Raises DataError and ConfigError.
     """
     file = Path(path)
     columns = read_table(file)
-    wanted = [target, *([client] if client else []), *(features or [])]
-    for name in wanted:
+    for name in [target, *([client] if client else []), *(features or []), *(scale or {})]:
         if name not in columns:
             raise DataError(f"{file}: there is no column {name!r}: the columns are {', '.join(columns)}")
     names = features if features is not None else [name for name in columns if name not in (target, client)]
-    if not names:
-        raise DataError(f"{file}: no column is left to learn from")
-    labels, label_names = encode_labels(columns[target], f"{file}: column {target!r}")
-    keys = _client_keys(columns[client], f"{file}: column {client!r}") if client else None
-    parts = [encode_column(columns[name], f"{file}: column {name!r}", (scale or {}).get(name)) for name in names]
+    _check_roles(file, target, client, names, scale or {})
+    where = {name: f"{file}: column {name!r}" for name in columns}
+    labels, label_names = encode_labels(values_of(columns[target], where[target], exact=True), where[target])
+    keys = encode_clients(values_of(columns[client], where[client], exact=True), where[client]) if client else None
+    parts = [
+        encode_column(values_of(columns[name], where[name]), where[name], (scale or {}).get(name)) for name in names
+    ]
     inputs = torch.from_numpy(np.concatenate(parts, axis=1))
     return _classification(
         "table", inputs, labels, label_names, keys, test_fraction, _dense_model(inputs, hidden, len(label_names))
@@ -72,28 +77,28 @@ def arrays(
     """Your own NPZ file: inputs[N, ...] of numbers, targets[N] of class labels, and optionally a client key per record.
 
     inputs, targets, client: names of the arrays in the file. hidden: widths of hidden layers; default none, which is
-    logistic regression on the flattened inputs. Raises DataError.
+    logistic regression on the flattened inputs. Raises DataError and ConfigError.
     """
     file = Path(path)
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            found = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot read {file}: {error}") from None
-    for name in (inputs, targets, *([client] if client else [])):
-        if name not in found:
-            raise DataError(f"{file}: there is no array {name!r}: the arrays are {', '.join(found)}")
-        if len(found[name]) != len(found[inputs]):
-            raise DataError(f"{file}: {name!r} has {len(found[name])} rows, {inputs!r} has {len(found[inputs])}")
+    found = _read_arrays(file, [inputs, targets, *([client] if client else [])])
     values = found[inputs]
+    for name, array in found.items():
+        if array.ndim == 0 or len(array) == 0:
+            raise DataError(f"{file}: array {name!r} has no records (its shape is {list(array.shape)})")
+        if len(array) != len(values):
+            raise DataError(f"{file}: {name!r} has {len(array)} rows, {inputs!r} has {len(values)}")
     if values.dtype.kind not in "fiub":
         raise DataError(f"{file}: array {inputs!r} is {values.dtype}: inputs must be numbers")
-    values = values.astype(np.float32)
-    if not np.isfinite(values).all():
-        row = int(np.argwhere(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))[0, 0])
-        raise DataError(f"{file}: array {inputs!r} is not finite in row {row}: mend or drop that record")
+    if values.size == 0:
+        raise DataError(f"{file}: array {inputs!r} of shape {list(values.shape)} holds no numbers")
+    with np.errstate(over="ignore"):
+        values = values.astype(np.float32).reshape(len(values), *(values.shape[1:] or (1,)))
+    finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+    if not finite.all():
+        row = int(np.flatnonzero(~finite)[0]) + 1
+        raise DataError(f"{file}: array {inputs!r}: record {row} is not finite in float32: mend or drop that record")
     labels, label_names = encode_labels(found[targets], f"{file}: array {targets!r}")
-    keys = _client_keys(found[client], f"{file}: array {client!r}") if client else None
+    keys = encode_clients(found[client], f"{file}: array {client!r}") if client else None
     tensor = torch.from_numpy(values)
     return _classification(
         "arrays", tensor, labels, label_names, keys, test_fraction, _dense_model(tensor, hidden, len(label_names))
@@ -111,55 +116,47 @@ def images(
     """Your own folder of images: PATH/CLASS/*.png, or with clients = true PATH/CLIENT/CLASS/*.png.
 
     size: images are resized to size x size. grey: one channel in place of three. batch_norm: in the model of two
-    convolutions. PNG, JPEG, BMP, GIF, TIFF and WebP are read. Raises DataError.
+    convolutions. PNG, JPEG, BMP, GIF, TIFF and WebP are read, kept as bytes and made numbers by the model. Raises
+    DataError and ConfigError.
     """
-    if size < 4:
-        raise DataError(f"task.size = {size}: the model needs images of at least 4 x 4")
+    if not 4 <= size <= MAX_IMAGE_SIZE:
+        raise ConfigError(f"task.size = {size}: images are kept at 4 x 4 to {MAX_IMAGE_SIZE} x {MAX_IMAGE_SIZE} pixels")
     pixels, classes, keys = read_images(Path(path), clients, size, grey)
     labels, label_names = encode_labels(classes, f"{path}: folders")
     model = partial(_image_model, 1 if grey else 3, size, len(label_names), batch_norm)
     return _classification("images", torch.from_numpy(pixels), labels, label_names, keys, test_fraction, model)
 
 
-def encode_labels(values: NDArray[np.generic], where: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Class labels 0 .. C-1 and the names of the classes, in sorted order. Raises DataError naming what is wrong."""
-    values = np.asarray(values)
-    if values.ndim != 1:
-        raise DataError(f"{where} has shape {list(values.shape)}: class labels are one value per record")
-    missing = np.flatnonzero([value is None or value != value or value == "" for value in values.tolist()])
-    if len(missing):
-        rows = ", ".join(str(row + 1) for row in missing[:5])
-        raise DataError(
-            f"{where}: {len(missing)} labels are missing (record {rows}): fill them in or drop those records"
-        )
-    if values.dtype.kind == "f":
-        if not (values == np.round(values.astype(np.float64))).all():
-            raise DataError(f"{where} holds fractions: it looks like a measurement, these tasks need a class")
-        values = values.astype(np.int64)
-    names, labels, counts = np.unique(values.astype(str), return_inverse=True, return_counts=True)
-    if len(names) < 2:
-        raise DataError(f"{where} has only the class {str(names[0])!r}: at least two are needed")
-    if len(names) > min(MAX_CLASSES, len(values) // 2):
-        raise DataError(f"{where} has {len(names)} different values in {len(values)} records: is it the right column?")
-    if counts.min() < 2:
-        raise DataError(
-            f"{where}: class {str(names[counts.argmin()])!r} has a single record: two are needed to hold one out"
-        )
-    order = sorted(range(len(names)), key=lambda i: (0, int(names[i]), "") if _is_whole(names[i]) else (1, 0, names[i]))
-    rank = np.empty(len(names), np.int64)
-    rank[order] = np.arange(len(names))
-    return rank[labels], tuple(str(names[i]) for i in order)
+def _check_roles(
+    file: Path, target: str, client: str | None, features: Sequence[str], scale: Mapping[str, list[float]]
+) -> None:
+    """Raise ConfigError when the options give one column two roles, or none where one is needed."""
+    if not features:
+        raise ConfigError(f"task.features: no column of {file} is left to learn from")
+    if client == target:
+        raise ConfigError(f"task.client = {client!r}: that is the target; name the column that says who holds the row")
+    if target in features:
+        raise ConfigError(f"task.features has {target!r}, which is the target: the model would read the answer")
+    for name in features:
+        if features.count(name) > 1:
+            raise ConfigError(f"task.features has {name!r} twice")
+    for name in scale:
+        if name not in features:
+            raise ConfigError(f"task.scale has {name!r}, which is none of the features")
 
 
-def _is_whole(text: str) -> bool:
-    return text.removeprefix("-").isdecimal()
-
-
-def _client_keys(values: NDArray[np.generic], where: str) -> NDArray[np.str_]:
-    missing = np.flatnonzero([value is None or value != value or value == "" for value in values.tolist()])
-    if len(missing):
-        raise DataError(f"{where}: record {missing[0] + 1} has no client: fill it in or drop that record")
-    return values.astype(str)
+def _read_arrays(file: Path, names: Sequence[str]) -> dict[str, NDArray[np.generic]]:
+    try:
+        with file.open("rb") as stream:
+            if stream.read(2) != b"PK":
+                raise DataError(f"{file} is not an NPZ file: write one with numpy.savez(path, x=..., y=...)")
+        with np.load(file, allow_pickle=False) as archive:
+            for name in names:
+                if name not in archive.files:
+                    raise DataError(f"{file}: there is no array {name!r}: the arrays are {', '.join(archive.files)}")
+            return {name: archive[name] for name in names}
+    except (OSError, ValueError, EOFError, BadZipFile, ZlibError) as error:
+        raise DataError(f"cannot read {file}: {error}") from None
 
 
 def _classification(
@@ -172,8 +169,13 @@ def _classification(
     model: "partial[nn.Module]",
 ) -> Task:
     if not 0 < test_fraction < 1:
-        raise DataError(f"task.test_fraction = {test_fraction}: it must lie between 0 and 1")
+        raise ConfigError(f"task.test_fraction = {test_fraction}: it must lie between 0 and 1")
     train, test = stratified_split([labels] if keys is None else [labels, keys], test_fraction)
+    if not (len(train) and len(test)):
+        raise ConfigError(
+            f"task.test_fraction = {test_fraction}: of {len(labels)} records it holds out {len(test)}: "
+            "records are needed on both sides"
+        )
     targets = torch.from_numpy(labels)
     metrics: dict[str, Metric] = {"accuracy": accuracy, "balanced_accuracy": balanced_accuracy}
     if len(label_names) == 2:
@@ -192,6 +194,8 @@ def _classification(
 
 def _dense_model(inputs: torch.Tensor, hidden: Sequence[int] | None, num_classes: int) -> "partial[nn.Module]":
     width = inputs[0].numel()
+    if any(size < 1 for size in hidden or ()):
+        raise ConfigError(f"task.hidden = {list(hidden or ())}: a layer is at least 1 wide")
     if hidden:
         return partial(mlp, width, list(hidden), num_classes)
     return partial(_logistic, width, num_classes)

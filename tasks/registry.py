@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,13 +31,16 @@ def load_task(choice: Choice) -> Task:
     Raises ConfigError for an unknown name, a wrong option or a module that cannot be imported; TaskError for a function
     that raises or returns something unfit; DataError from the built-in tasks.
     """
-    function = find(TASKS, choice, "task")
+    try:
+        function = find(TASKS, choice, "task")
+    except SystemExit as error:
+        raise TaskError(f"task {choice.name}: its module called sys.exit({error.code!r}) when imported") from error
     options = complete(TASKS, choice, "task").options
     try:
         task = function(**options)
     except CoterieError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         place = inspect.getsourcefile(function) or "?"
         raise TaskError(f"task {choice.name} ({place}) raised {type(error).__name__}: {error}") from error
     check_task(task, choice.name)
@@ -49,22 +53,23 @@ def check_task(task: object, name: str) -> None:
         raise TaskError(f"task {name} returned {type(task).__name__}: return a coterie.tasks.Task")
     for part, records in (("train", task.train), ("test", task.test)):
         _check_records(records, f"task {name}: {part}", task.num_classes)
-    if not task.metrics:
-        raise TaskError(f"task {name} has no metrics: give at least one")
+    _check_metrics(task.metrics, name)
     _check_model(task, name)
 
 
-def _check_records(records: Records, where: str, num_classes: int | None) -> None:
-    inputs, targets = records.inputs, records.targets
+def _check_records(records: object, where: str, num_classes: int | None) -> None:
+    if not isinstance(records, Records):
+        raise TaskError(f"{where} is a {type(records).__name__}: give Records(inputs, targets, keys)")
+    inputs, targets = _tensor(records.inputs, f"{where}: inputs"), _tensor(records.targets, f"{where}: targets")
     if len(inputs) == 0:
         raise TaskError(f"{where} has no records")
     if len(inputs) != len(targets):
         raise TaskError(f"{where} has {len(inputs)} inputs and {len(targets)} targets")
-    if records.keys is not None and len(records.keys) != len(inputs):
-        raise TaskError(f"{where} has {len(inputs)} inputs and {len(records.keys)} client keys")
-    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
-        row = int((~torch.isfinite(inputs)).reshape(len(inputs), -1).any(1).nonzero()[0])
-        raise TaskError(f"{where}: record {row} has an input that is not finite")
+    _check_keys(records.keys, len(inputs), where)
+    for what, tensor in (("an input", inputs), ("a target", targets)):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            row = int((~torch.isfinite(tensor)).reshape(len(tensor), -1).any(1).nonzero()[0])
+            raise TaskError(f"{where}: record {row} has {what} that is not finite")
     if num_classes is not None:
         if targets.dtype != torch.int64:
             raise TaskError(f"{where}: targets are {targets.dtype}: class labels are torch.int64")
@@ -74,24 +79,61 @@ def _check_records(records: Records, where: str, num_classes: int | None) -> Non
             )
 
 
+def _tensor(value: object, what: str) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TaskError(f"{what} are a {type(value).__name__}: make them a torch.Tensor (torch.from_numpy, say)")
+    if value.dim() == 0 or value.device.type != "cpu":
+        raise TaskError(
+            f"{what} have shape {list(value.shape)} on {value.device}: records are rows on the CPU, "
+            "and each batch is moved to the device when it is its turn"
+        )
+    return value
+
+
+def _check_keys(keys: object, count: int, where: str) -> None:
+    if keys is None:
+        return
+    if not isinstance(keys, np.ndarray) or keys.dtype.kind != "U" or keys.ndim != 1:
+        raise TaskError(f"{where}: client keys are one text per record: make them numpy.array(keys, dtype=str)")
+    if len(keys) != count:
+        raise TaskError(f"{where} has {count} inputs and {len(keys)} client keys")
+
+
+def _check_metrics(metrics: object, name: str) -> None:
+    if not isinstance(metrics, Mapping) or not metrics:
+        raise TaskError(f'task {name} has no metrics: give at least one, as {{"accuracy": accuracy}}')
+    if "loss" in metrics:
+        raise TaskError(f"task {name} has a metric named loss: the loss is reported by that name, choose another")
+
+
 def _check_model(task: Task, name: str) -> None:
     """Put a few records through the model, the loss and the metrics: what fails here would fail in every client."""
     with torch.random.fork_rng(devices=[]):
         module = _attempt(task.model, f"task {name}: the model factory")
     if not isinstance(module, nn.Module):
         raise TaskError(f"task {name}: the model factory returned {type(module).__name__}: return a torch.nn.Module")
-    inputs, targets = task.test.inputs[:4], task.test.targets[:4]
+    module.eval()
     with torch.no_grad():
-        outputs = _attempt(lambda: module.eval()(inputs), f"task {name}: the model on test records")
-        if not isinstance(outputs, Tensor) or len(outputs) != len(inputs):
-            raise TaskError(
-                f"task {name}: the model must return one tensor with a row per record, got {type(outputs).__name__}"
-            )
-        loss = _attempt(lambda: task.loss(outputs, targets), f"task {name}: the loss")
-        if not isinstance(loss, Tensor) or loss.dim() != 0:
-            raise TaskError(f"task {name}: the loss must return a scalar tensor, the mean over the batch")
-        for metric, function in task.metrics.items():
-            _attempt(lambda function=function: float(function(outputs, targets)), f"task {name}: the metric {metric}")
+        for part, records in (("train", task.train), ("test", task.test)):
+            _check_outputs(task, name, module, records.inputs[:4], records.targets[:4], f"{part} records")
+
+
+def _check_outputs(task: Task, name: str, module: nn.Module, inputs: Tensor, targets: Tensor, part: str) -> None:
+    outputs = _attempt(lambda: module(inputs), f"task {name}: the model on {part}")
+    if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != len(inputs):
+        got = f"shape {list(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise TaskError(
+            f"task {name}: the model must return one tensor with a row per record, got {got} for {len(inputs)} {part}"
+        )
+    # A label beyond the last score would only be met in the middle of a run.
+    scores = outputs.shape[1] if outputs.dim() > 1 else 1
+    if task.num_classes is not None and scores < task.num_classes and (scores, task.num_classes) != (1, 2):
+        raise TaskError(f"task {name}: the model gives {scores} scores, num_classes is {task.num_classes}")
+    loss = _attempt(lambda: task.loss(outputs, targets), f"task {name}: the loss on {part}")
+    if not isinstance(loss, Tensor) or loss.dim() != 0:
+        raise TaskError(f"task {name}: the loss must return a scalar tensor, the mean over the batch")
+    for metric, function in task.metrics.items():
+        _attempt(lambda function=function: float(function(outputs, targets)), f"task {name}: the metric {metric}")
 
 
 def _attempt(work: Callable[[], object], what: str) -> object:

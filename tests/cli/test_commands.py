@@ -118,7 +118,8 @@ def test_tasks_are_listed_with_their_options(cli):
         (["--set", "cohort.sise=3"], 2, "unknown key cohort.sise = 3: did you mean 'size'?"),
         (["--set", "cohort"], 2, "--set 'cohort': write it as key=value"),
         (["--cohort", 11], 2, "cohort.size = 11 is more than the 10 clients there are"),
-        (["--strategy", "trimmed_mean", "--set", "aggregator.f=7"], 2, "aggregator"),
+        (["--strategy", "trimmed_mean", "--set", "aggregator.f=7"], 2, "TrimmedMean(f=7) needs more than 14 updates"),
+        (["--strategy", "fedprox", "--set", "local.algorithm.mu=-1"], 2, "FedProx needs a finite mu > 0, got -1"),
         (["--set", "aggregator={name='trimmed_mean', f=7}"], 2, "TrimmedMean(f=7) needs more than 14 updates, got 10"),
         (["--task", "tiny_task:fails"], 1, "task tiny_task:fails"),
         (["--task", "nowhere:make"], 2, "importing nowhere failed with ModuleNotFoundError"),
@@ -144,6 +145,15 @@ def test_a_missing_label_in_an_own_table_is_named_with_its_record(cli, tmp_path)
 def test_a_run_that_is_not_there_is_named(cli):
     assert "there is no run '2020'" in cli("runs", "show", "2020", code=1).stderr
     assert "there is no run 'last'" in cli("runs", "resume", code=1).stderr
+
+
+def test_the_next_command_names_a_home_that_is_not_the_usual_one(cli, tiny_task, tmp_path):
+    said = cli("simulate", "--task", tiny_task, *QUICK, "--home", tmp_path / "else where").stdout
+    assert re.search(r"next: coterie runs report \S+ --home '.*else where'", said)
+
+
+def test_the_version_is_printed(cli):
+    assert re.fullmatch(r"coterie \d+\.\d+\.\d+\n", cli("--version").stdout)
 
 
 def test_a_home_that_cannot_be_written_is_named(cli, tiny_task, tmp_path):

@@ -174,3 +174,16 @@ def test_a_full_disk_stops_the_run_with_the_remedy_and_loses_nothing(cli, tiny_t
     assert "Traceback" not in said
     assert done.returncode == 0, done.stderr
     assert sha(done) == expected
+
+
+def test_a_resume_refuses_records_that_have_changed(cli, tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text("age,ill\n" + "".join(f"{i},{'yes' if i > 60 else 'no'}\n" for i in range(20, 100)))
+    task = ["--task", "table", "--set", f"task.path={table}", "--set", "task.target=ill", "--clients", 4]
+    process = cli.start("simulate", *task, "--rounds", 100_000, "--quiet")
+    wait_for(lambda: rounds_done(cli.home) >= 3, "3 rounds")
+    process.kill()
+    process.communicate(timeout=DEADLINE)
+    table.write_text(table.read_text().replace("99,yes", "99,no"))
+    refused = cli("runs", "resume", "last", code=1)
+    assert "the records of task 'table' are not those that run" in refused.stderr

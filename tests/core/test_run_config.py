@@ -101,3 +101,10 @@ def test_a_quorum_above_the_cohort_is_refused():
 def test_resolving_twice_changes_nothing():
     once = load(strategy="trimmed_mean").resolve(50)
     assert once.resolve(50) == once
+
+
+def test_options_without_a_name_belong_to_the_strategys_choice():
+    config = load(strategy="fedprox", local__algorithm__mu=0.5, local__optimizer__momentum=0.9)
+    assert config.local.algorithm == Choice(name="fedprox", mu=0.5)
+    assert config.local.optimizer == Choice(name="sgd", momentum=0.9)
+    assert load(strategy="trimmed_mean", aggregator__f=2).aggregator == Choice(name="trimmed_mean", f=2)
