@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 COTERIE = Path(sys.executable).parent / "coterie"
-DEADLINE = 120.0
+DEADLINE = 600.0
 
 
 class Cli:
