@@ -41,12 +41,32 @@ class FlatModel:
         self.has_batch_norm = any(isinstance(part, _BATCH_NORM) for part in module.modules())
         self.convolves = any(isinstance(part, nn.Conv2d) for part in module.modules())
 
+        # Every buffer as it is now, windows included, and every tensor that is not averaged with its value: what a
+        # client's training leaves in them must not reach the next client.
+        self._attached = [(part, dict(part._buffers)) for part in module.modules()]  # pyright: ignore[reportPrivateUsage]
+        kept = [tensor for _, buffers in self._attached for tensor in buffers.values() if tensor is not None]
+        windows = {id(tensor) for tensor in averaged}
+        kept = [*(t for t in kept if id(t) not in windows), *(p for p in module.parameters() if not p.requires_grad)]
+        self._kept = [(tensor, tensor.detach().clone(), tensor._version) for tensor in kept]
+
+    def start_from(self, values: Tensor) -> None:
+        """Take `values[D]` and forget all that earlier jobs left in the module."""
+        for part, buffers in self._attached:
+            part._buffers.update(buffers)  # pyright: ignore[reportPrivateUsage]
+        with torch.no_grad():
+            self.values.copy_(values)
+            for i, (tensor, value, version) in enumerate(self._kept):
+                if tensor._version != version:
+                    tensor.copy_(value)
+                    self._kept[i] = (tensor, value, tensor._version)
+
     def load(self, state: ModelState) -> None:
         """Take the values of a global model of the same layout."""
         with torch.no_grad():
             self.values.copy_(state.flat)
             for name, tensor in self.fixed.items():
                 tensor.copy_(state.fixed[name])
+        self._kept = [(tensor, tensor.detach().clone(), tensor._version) for tensor, _, _ in self._kept]
 
     def collect(self) -> Tensor:
         """The flat vector, after fetching buffers that a module replaced instead of writing into."""

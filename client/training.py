@@ -77,7 +77,7 @@ class LocalTrainer:
         config, lr = plan.config, plan.config.lr * plan.schedule.factor(round, plan.rounds)
         if len(inputs) < 1 + model.has_batch_norm:
             raise ValueError(f"the client has {len(inputs)} records: training needs {1 + model.has_batch_norm}")
-        model.values.copy_(start)
+        model.start_from(start)
         params, grads = model.params, model.grads
         global_params = start[: len(params)]
         torch.manual_seed(derive_seed(self.seed, "layers", round, client_id))
@@ -102,7 +102,7 @@ class LocalTrainer:
     @torch.no_grad()
     def outputs(self, values: Tensor, inputs: Tensor) -> Tensor:
         """Outputs[N, ...] of the model with `values[D]` on inputs[N, ...], float32 on the CPU."""
-        self.model.values.copy_(values)
+        self.model.start_from(values)
         self.model.module.eval()
         parts: list[Tensor] = []
         for block in inputs.split(EVALUATION_BATCH):

@@ -241,3 +241,37 @@ def test_schedules():
     assert [Step(2, 0.1).factor(r, 4) for r in (1, 2, 3, 4)] == [1, 1, 0.1, 0.1]
     assert [round(Cosine(0.1).factor(r, 5), 3) for r in (1, 3, 5)] == [1, 0.55, 0.1]
     assert [round(Cosine(warmup=3).factor(r, 10), 3) for r in (1, 2, 3, 4, 10)] == [0.25, 0.5, 0.75, 1, 0]
+
+
+class Remembers(nn.Module):
+    """Every kind of state that lies outside the flat vector, each of which changes what the next batch gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(5, 3), nn.BatchNorm1d(3, momentum=None)
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("scratch", torch.zeros(()), persistent=False)
+        self.register_buffer("shift", torch.zeros(()))
+        self.register_buffer("late", None)
+
+    def forward(self, x):
+        self.count += 1
+        self.scratch += 0.5
+        self.shift = self.shift + 0.25  # replaced, in evaluation too
+        self.late = self.scratch if self.late is None else self.late + 1
+        return self.norm(self.layer(x)) * (1 + self.count) + self.scratch * x[:, :1] + self.shift + self.late
+
+
+def test_nothing_that_a_client_leaves_in_the_module_reaches_the_next_one():
+    inputs, targets = data()
+    fresh = trainer(Remembers(), epochs=1)
+    start = fresh.model.values.clone()
+    fresh.train(start, inputs, targets, 1, "a")
+    expected, outputs = fresh.model.values.clone(), fresh.outputs(start, inputs)
+    used = trainer(Remembers(), epochs=1)
+    used.outputs(start, inputs)
+    used.train(start, *data(30, seed=5), 1, "b")
+    used.train(start, inputs, targets, 1, "a")
+    assert torch.equal(used.model.values, expected)
+    used.train(start, *data(30, seed=6), 2, "c")
+    assert torch.equal(used.outputs(start, inputs), outputs)
