@@ -3,7 +3,6 @@
 A block's result depends on its columns alone: neither the number of threads nor the width of a block shows in the bits.
 """
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -13,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coterie.core.cores import available_cores
 from coterie.core.errors import PreconditionError
 
 Array = NDArray[Any]
@@ -45,7 +45,7 @@ def each_block(updates: Tensor, work: Callable[[Array, int, slice], Result]) -> 
     updates = updates.detach()
     native = updates.dtype in (torch.float32, torch.float64)
     whole = updates.numpy() if native and updates.device.type == "cpu" and updates.is_contiguous() else None
-    threads = max(1, min(num_threads(), -(-size // WIDTH)))
+    threads = max(1, min(available_cores(), -(-size // WIDTH)))
     width = WIDTH if whole is not None else max(1, min(WIDTH, size, _COPIED_VALUES // (n * threads)))
     # One for each thread, used again: memory that threads free and allocate by turns stays with the process.
     copies: SimpleQueue[Tensor] = SimpleQueue()
@@ -70,8 +70,3 @@ def each_block(updates: Tensor, work: Callable[[Array, int, slice], Result]) -> 
     # The kernels release the GIL. A pool of its own for each call: threads that live on would not survive a fork.
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(block, starts))
-
-
-def num_threads() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -146,12 +146,14 @@ class WeightedSum:
 
 
 def _scale(max_total_weight: float, max_value: float) -> float:
-    """The largest power of two s with max_total_weight * max(max_value, 2^-900) * s <= 2^62."""
+    """The largest power of two s (below 2^1024) with max_total_weight * max(max_value, 2^-900) * s <= 2^62."""
     weight, weight_exponent = math.frexp(max_total_weight)
     value, value_exponent = math.frexp(max(max_value, 2.0**-900))
     # Each fraction is in [1/2, 1), their product in [1/4, 1).
     spare = 2 if weight * value == 0.25 else 1 if weight * value <= 0.5 else 0
-    return math.ldexp(1.0, 62 - weight_exponent - value_exponent + spare)
+    return math.ldexp(
+        1.0, min(1023, 62 - weight_exponent - value_exponent + spare)
+    )  # the largest float is below 2^1024
 
 
 def _weights(weights: Tensor | None, n: int) -> list[float]:

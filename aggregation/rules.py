@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 
+@runtime_checkable
 class Aggregator(Protocol):
     """A rule that sees all updates of a round at once."""
 

@@ -7,7 +7,7 @@ classification", arXiv:1909.06335.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from coterie.core.errors import PreconditionError
 State = Mapping[str, Tensor]
 
 
+@runtime_checkable
 class ServerOptimizer(Protocol):
     """Options in the object, memory in the state, which a checkpoint keeps.
 

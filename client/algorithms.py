@@ -12,7 +12,7 @@ client, [K, P] for K clients trained at once.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from torch import Tensor
 State = dict[str, Tensor]
 
 
+@runtime_checkable
 class Optimizer(Protocol):
     """A local optimizer: options in the object, memory in the state."""
 
@@ -89,6 +90,7 @@ class Adam:
         params.addcdiv_(m, denominator, value=-lr / (1 - self.beta1**t))
 
 
+@runtime_checkable
 class LocalAlgorithm(Protocol):
     """What a method adds to plain local training."""
 
@@ -124,6 +126,7 @@ class FedProx:
         params.lerp_(start, pull / (1 + pull))
 
 
+@runtime_checkable
 class Schedule(Protocol):
     """A learning rate by round: a factor on the base rate."""
 
@@ -142,7 +145,8 @@ class Constant:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Half a cosine from 1 in the first round to `end` in the last, after `warmup` rounds of linear growth."""
+    """Half a cosine from 1 down to `end`, which the round after the last would reach, after `warmup` rounds of linear
+    growth."""
 
     end: float = 0.0
     warmup: int = 0
@@ -152,10 +156,11 @@ class Cosine:
             raise ValueError(f"a cosine schedule needs 0 <= end <= 1 and warmup >= 0, got {self.end}, {self.warmup}")
 
     def factor(self, round: int, rounds: int) -> float:
+        if self.warmup >= rounds:
+            raise ValueError(f"warmup = {self.warmup} leaves none of the {rounds} rounds: lower it")
         if round <= self.warmup:
             return round / (self.warmup + 1)
-        span = max(1, rounds - self.warmup - 1)
-        progress = min(1.0, (round - self.warmup - 1) / span)
+        progress = (round - self.warmup - 1) / (rounds - self.warmup)
         return self.end + (1 - self.end) * 0.5 * (1 + math.cos(math.pi * progress))
 
 

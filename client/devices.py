@@ -14,7 +14,7 @@ def choose_device(name: str = "auto") -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f"local.device = {name!r}: write auto, cpu, cuda, cuda:N or mps") from None
-    available = {"cpu": True, "cuda": cuda and (device.index or 0) < torch.cuda.device_count(), "mps": mps}
+    available = {"cpu": not device.index, "cuda": cuda and (device.index or 0) < torch.cuda.device_count(), "mps": mps}
     if not available.get(device.type, False):
         raise ConfigError(f"local.device = {name!r}: this machine has no such device for torch: use auto or cpu")
     return device

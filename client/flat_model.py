@@ -61,7 +61,8 @@ class FlatModel:
                     self._kept[i] = (tensor, value, tensor._version)
 
     def load(self, state: ModelState) -> None:
-        """Take the values of a global model of the same layout."""
+        """Take the values of a global model. Raises ModelError when its tensors are not those of this module."""
+        state.check_fits(self.layout, self.fixed)
         with torch.no_grad():
             self.values.copy_(state.flat)
             for name, tensor in self.fixed.items():

@@ -1,6 +1,7 @@
 """What one client does with its records: train from the global model, or evaluate it."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from coterie.client.algorithms import (
 )
 from coterie.client.flat_model import FlatModel
 from coterie.core.choice import build
+from coterie.core.errors import ConfigError, TaskError
 from coterie.core.run_config import LocalConfig
 from coterie.core.seeding import derive_seed, torch_generator
 
@@ -47,17 +49,31 @@ class LocalPlan:
         algorithm = config.algorithm
         if algorithm is None:
             raise ValueError("the run is not resolved: local.algorithm is not set")
-        return cls(
+        plan = cls(
             config,
-            build(LOCAL_ALGORITHMS, algorithm, "local.algorithm"),
-            build(OPTIMIZERS, config.optimizer, "local.optimizer"),
-            build(SCHEDULES, config.lr_schedule, "local.lr_schedule"),
+            build(LOCAL_ALGORITHMS, algorithm, "local.algorithm", expects=LocalAlgorithm),
+            build(OPTIMIZERS, config.optimizer, "local.optimizer", expects=Optimizer),
+            build(SCHEDULES, config.lr_schedule, "local.lr_schedule", expects=Schedule),
             rounds,
         )
+        for round in (1, rounds):
+            try:
+                factor = plan.schedule.factor(round, rounds)
+            except (ValueError, ArithmeticError) as error:
+                raise ConfigError(f"local.lr_schedule = {config.lr_schedule.name!r}: {error}") from error
+            if not (factor >= 0 and math.isfinite(factor * config.lr)):
+                raise ConfigError(
+                    f"local.lr_schedule = {config.lr_schedule.name!r}: its factor in round {round} is {factor}: "
+                    f"it must be finite and at least 0"
+                )
+        return plan
 
 
 class LocalTrainer:
-    """Trains and evaluates clients, one after the other, with one module on one device."""
+    """Trains and evaluates clients, one after the other, with one module on one device.
+
+    Every job seeds torch's own generator, so what layers draw does not depend on the jobs before it.
+    """
 
     def __init__(self, module: nn.Module, loss: Loss, plan: LocalPlan, device: torch.device, seed: int) -> None:
         self.model = FlatModel(module, device)
@@ -77,10 +93,9 @@ class LocalTrainer:
         config, lr = plan.config, plan.config.lr * plan.schedule.factor(round, plan.rounds)
         if len(inputs) < 1 + model.has_batch_norm:
             raise ValueError(f"the client has {len(inputs)} records: training needs {1 + model.has_batch_norm}")
-        model.start_from(start)
+        self._begin(start, inputs, "layers", round, client_id)
         params, grads = model.params, model.grads
         global_params = start[: len(params)]
-        torch.manual_seed(derive_seed(self.seed, "layers", round, client_id))
         generator = torch_generator(self.seed, "batches", round, client_id)
         state = plan.optimizer.init(params)
         total, seen = torch.zeros((), device=model.device), 0
@@ -100,9 +115,12 @@ class LocalTrainer:
         return {"loss": float(total) / seen}
 
     @torch.no_grad()
-    def outputs(self, values: Tensor, inputs: Tensor) -> Tensor:
-        """Outputs[N, ...] of the model with `values[D]` on inputs[N, ...], float32 on the CPU."""
-        self.model.start_from(values)
+    def outputs(self, values: Tensor, inputs: Tensor, *purpose: str | int) -> Tensor:
+        """Outputs[N, ...] of the model with `values[D]` on inputs[N, ...], float32 on the CPU.
+
+        purpose: what layers that draw even in evaluation are seeded with, beside the run's seed.
+        """
+        self._begin(values, inputs, "outputs", *purpose)
         self.model.module.eval()
         parts: list[Tensor] = []
         for block in inputs.split(EVALUATION_BATCH):
@@ -110,9 +128,18 @@ class LocalTrainer:
                 parts.append(self.model.module(self._placed(block)).float().cpu())
         return torch.cat(parts)
 
-    def evaluate(self, values: Tensor, inputs: Tensor, targets: Tensor, metrics: Metrics) -> dict[str, float]:
+    def evaluate(
+        self, values: Tensor, inputs: Tensor, targets: Tensor, metrics: Metrics, round: int, client_id: str
+    ) -> dict[str, float]:
         """Loss and metrics of the model with `values[D]` on a client's records."""
-        return measure(self.outputs(values, inputs), targets, self.loss, metrics)
+        return measure(self.outputs(values, inputs, round, client_id), targets, self.loss, metrics)
+
+    def _begin(self, values: Tensor, inputs: Tensor, *purpose: str | int) -> None:
+        """Take `values[D]`, forget earlier jobs, seed."""
+        if self._channels_last is None and inputs.dim() == 4 and self.model.convolves:
+            self._channels_last = self._takes_channels_last(inputs[:2])
+        self.model.start_from(values)
+        torch.manual_seed(derive_seed(self.seed, *purpose))
 
     def _batches(self, inputs: Tensor, targets: Tensor, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Shuffled batches for one round."""
@@ -146,24 +173,17 @@ class LocalTrainer:
         """Inputs on the device, images with channels last where the model can take that: convolutions are then
         faster."""
         inputs = inputs.to(self.model.device)
-        if inputs.dim() != 4 or not self.model.convolves:
-            return inputs
-        channels_last = inputs.to(memory_format=torch.channels_last)  # contiguous() leaves one channel as it is
-        if self._channels_last is None:
-            self._channels_last = self._takes_channels_last(channels_last)
-        return channels_last if self._channels_last else inputs
+        # contiguous() would leave images of one channel as they are.
+        return inputs.to(memory_format=torch.channels_last) if self._channels_last else inputs
 
     def _takes_channels_last(self, inputs: Tensor) -> bool:
         """Try two records: a module that calls view() on a convolution's output cannot take channels-last input."""
-        saved, training = self.model.values.clone(), self.model.module.training
+        inputs = inputs.to(self.model.device, memory_format=torch.channels_last)
         try:
             with torch.no_grad():
-                self.model.module.eval()(inputs[:2])
+                self.model.module.eval()(inputs)
         except RuntimeError:
             return False
-        finally:
-            self.model.module.train(training)
-            self.model.values.copy_(saved)
         return True
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -173,6 +193,15 @@ class LocalTrainer:
 
 
 def measure(outputs: Tensor, targets: Tensor, loss: Loss, metrics: Metrics) -> dict[str, float]:
-    """Metrics in the task's order, then the mean loss, of outputs[N, ...] against targets[N, ...]."""
-    values = {name: float(metric(outputs, targets)) for name, metric in metrics.items()}
-    return values | {"loss": float(loss(outputs, targets))}
+    """Metrics in the task's order, then the mean loss, of outputs[N, ...] against targets[N, ...].
+
+    Raises TaskError naming the metric or the loss that raised.
+    """
+    values: dict[str, float] = {}
+    for name, function in (*metrics.items(), ("loss", loss)):
+        try:
+            values[name] = float(function(outputs, targets))
+        except Exception as error:
+            what = "the loss" if name == "loss" else f"the metric {name!r}"
+            raise TaskError(f"{what} raised {type(error).__name__} on {len(outputs)} records: {error}") from error
+    return values

@@ -8,9 +8,9 @@ parameters: their types are checked, the unknown ones refused, and the defaults 
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, get_type_hints
+from typing import Any, cast, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from coterie.core.errors import ConfigError
 from coterie.core.importing import import_object
@@ -47,7 +47,14 @@ def find(table: Table, choice: Choice, key: str) -> Callable[..., Any]:
 
 
 def complete(table: Table, choice: Choice, key: str) -> Choice:
-    """The same choice with every default filled in and every option checked. Raises ConfigError."""
+    """The same choice, options checked, defaults that a run file can hold filled in. Raises ConfigError."""
+    full = options_of(table, choice, key)
+    kept = {name: value if _is_toml(value) else choice.options.get(name) for name, value in full.items()}
+    return Choice(name=choice.name, **{name: value for name, value in kept.items() if value is not None})
+
+
+def options_of(table: Table, choice: Choice, key: str) -> dict[str, Any]:
+    """Every option that the choice's class or function takes, as the types it asks for. Raises ConfigError."""
     target = find(table, choice, key)
     parameters = _parameters(target)
     options = choice.options
@@ -64,20 +71,33 @@ def complete(table: Table, choice: Choice, key: str) -> Choice:
             raise ConfigError(f"{key}.{name}: {choice.name!r} needs this option and it is not set")
         else:
             full[name] = parameter.default
-    return Choice(name=choice.name, **full)
+    return full
 
 
-def build(table: Table, choice: Choice, key: str, *given: Any) -> Any:
+def build(table: Table, choice: Choice, key: str, *given: Any, expects: type[Any] = object) -> Any:
     """Call what the choice names with its options; `given` are its positional-only parameters, which no file sets.
 
-    Raises ConfigError, also for what the class or function itself refuses with a ValueError or TypeError.
+    expects: a class or runtime-checkable protocol of the result. Raises ConfigError, also for whatever the class or
+    function itself raises.
     """
     target = find(table, choice, key)
-    options = complete(table, choice, key).options
+    options = options_of(table, choice, key)
     try:
-        return target(*given, **options)
+        made = target(*given, **options)
+    except ConfigError:
+        raise
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{key} = {choice.name!r}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{key} = {choice.name!r} raised {type(error).__name__}: {error}") from error
+    if not isinstance(made, expects):
+        methods = [name for name, value in vars(expects).items() if inspect.isfunction(value)]
+        lacking = ", ".join(name for name in methods if not hasattr(made, name))
+        raise ConfigError(
+            f"{key} = {choice.name!r} gives a {type(made).__name__}, which is no {expects.__name__}"
+            + (f": it has no {lacking}" if lacking else "")
+        )
+    return made
 
 
 def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -101,6 +121,22 @@ def _checked(value: Any, hint: Any, key: str) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{key} = {value}: it must be finite")
     try:
-        return TypeAdapter(hint).validate_python(value)
+        checked = TypeAdapter(hint).validate_python(value)
     except ValidationError as error:
         raise ConfigError(f"{key} = {value!r}: {error.errors()[0]['msg']}") from None
+    except PydanticSchemaGenerationError:  # a class of the user's own
+        if isinstance(hint, type) and not isinstance(value, hint):
+            raise ConfigError(f"{key} = {value!r}: it takes a {hint.__name__}, which no run file can hold") from None
+        return value
+    if isinstance(value, str) and isinstance(checked, int | float):
+        raise ConfigError(f"{key} = {value!r} is text: write it without quotes")
+    return checked
+
+
+def _is_toml(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return all(isinstance(key, str) and _is_toml(item) for key, item in items)
+    if isinstance(value, list | tuple):
+        return all(_is_toml(item) for item in cast("list[Any]", value))
+    return type(value) in (str, int, float, bool)

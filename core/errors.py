@@ -12,13 +12,13 @@
     │   └── QuorumError        too many rounds in a row without a usable reply
     └── PreconditionError      a rule's mathematics does not hold for these inputs (also a ValueError)
 
-The command line prints the message of any CoterieError without a traceback. The message names the thing, the
-value and the remedy; a ConfigError carries the key as well.
+The command line prints the message of any CoterieError without a traceback: it names the thing, the value and the
+remedy. RunInterrupted is none of them: it is Ctrl-C, with the id of the run that it stopped.
 """
 
 
 class CoterieError(Exception):
-    """Base of all errors that Coterie raises on purpose."""
+    """Base of all errors that Coterie raises on purpose; its text is meant for the user."""
 
 
 class ConfigError(CoterieError):

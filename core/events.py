@@ -10,20 +10,20 @@ from typing import Any
 class EventKind(StrEnum):
     """What happened. `data` holds, by kind, the keys named here."""
 
-    RUN_STARTED = (
-        "run.started"  # num_clients, num_parameters, partition (sizes, labels, counts), records (their hashes)
-    )
+    # num_clients, num_parameters, rounds, partition (sizes, labels, counts), attackers (ids), records (their hashes)
+    RUN_STARTED = "run.started"
     RUN_RESUMED = "run.resumed"  # from_round
     ROUND_STARTED = "round.started"  # cohort: list of client ids
     CLIENT_FAILED = "client.failed"  # client_id, kind, reason
     UPDATE_REFUSED = "update.refused"  # client_id, kind, reason
-    ROUND_FINISHED = "round.finished"  # used, failed, refused, empty, metrics, clock (virtual s), seconds per phase
-    EVALUATED = "evaluated"  # metrics on the held-out global set, num_examples, seconds
-    CLIENTS_EVALUATED = "clients.evaluated"  # metrics (weighted mean), per_client: {id: metrics}, on: which records
-    CHECKPOINT_SAVED = "checkpoint.saved"  # bytes
-    RUN_FINISHED = "run.finished"  # metrics, sha256, seconds
+    # used, examples, failed, refused, empty (why the model was kept, or ""), metrics, clock (virtual), seconds by phase
+    ROUND_FINISHED = "round.finished"
+    EVALUATED = "evaluated"  # metrics on the held-out global set, seconds
+    # metrics (weighted mean), per_client: {id: metrics}, failed: {id: reason}, on: which records, seconds
+    CLIENTS_EVALUATED = "clients.evaluated"
+    RUN_FINISHED = "run.finished"  # metrics, sha256, rounds, clock, seconds
     RUN_FAILED = "run.failed"  # reason
-    RUN_INTERRUPTED = "run.interrupted"  # last_round
+    RUN_INTERRUPTED = "run.interrupted"  # nothing: `round` is the last one begun
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from coterie.core.errors import ConfigError
 
 
 def import_object(spec: str, key: str) -> Any:
-    """The object behind ``package.module:object``; the working directory is searched too, as `python -m` does.
+    """The object behind ``package.module:object``; the working directory is searched too, last.
 
     Raises ConfigError with the cause when the module cannot be found, raises on import, or lacks the name.
     """
@@ -18,10 +18,10 @@ def import_object(spec: str, key: str) -> Any:
         raise ConfigError(f"{key} = {spec!r}: write it as package.module:name")
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)  # last: a file here must not stand in for a module of Python's own
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"{key} = {spec!r}: importing {module_name} failed with {type(error).__name__}: {error}"
         ) from error

@@ -20,7 +20,6 @@ class ClientInfo:
 
     id: str
     num_examples: int
-    tags: tuple[str, ...] = ()
 
 
 class Purpose(StrEnum):

@@ -6,8 +6,8 @@ Only the first `layout.num_parameters` values are moved by a server optimizer or
 buffers and frozen parameters are `fixed`: they keep dtype and shape (0-d included), travel with the model and are never
 averaged.
 
-The codec is safetensors: no pickle, every dtype and shape kept. Trainable parameters are float32 while a run lasts and
-are stored in the dtype that the module declared.
+The codec is safetensors: no pickle, every bit kept. Averaged tensors are float32 while a run lasts, in checkpoints too;
+only the final model file has them in the dtype that the module declared.
 """
 
 import hashlib
@@ -93,14 +93,20 @@ class ModelState:
     def load_into(self, module: nn.Module) -> None:
         """Copy this state into a module of the same layout. Raises ModelError naming the first difference."""
         layout, averaged, fixed = split(module)
-        check_layout(self.layout, layout)
-        if fixed.keys() != self.fixed.keys():
-            raise ModelError(f"fixed tensors differ: {sorted(fixed.keys() ^ self.fixed.keys())}")
+        self.check_fits(layout, fixed)
         with torch.no_grad():
             for (_, view), tensor in zip(self.layout.views(self.flat), averaged, strict=True):
                 tensor.copy_(view)
             for name, tensor in fixed.items():
                 tensor.copy_(self.fixed[name])
+
+    def check_fits(self, layout: Layout, fixed: Mapping[str, Tensor]) -> None:
+        """Raise ModelError naming the first tensor in which a model of that layout and those fixed tensors differs."""
+        check_layout(layout, self.layout)
+        for name in sorted(fixed.keys() | self.fixed.keys()):
+            given, wanted = (describe(_entry(name, t[name])) if name in t else "none" for t in (self.fixed, fixed))
+            if given != wanted:
+                raise ModelError(f"fixed tensors: expected {wanted}, got {given} ({name})")
 
     def with_flat(self, flat: Tensor) -> "ModelState":
         """The same model with another flat vector."""
@@ -114,28 +120,29 @@ class ModelState:
     def sha256(self) -> str:
         """Hash of names, dtypes, shapes and values: equal exactly when two states are equal bit by bit."""
         digest = hashlib.sha256()
-        for name, tensor in self.tensors().items():
-            digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        averaged = [(entry.name, entry.dtype, view) for entry, view in self.layout.views(self.flat)]
+        fixed = [(name, tensor.dtype, tensor) for name, tensor in self.fixed.items()]
+        for name, dtype, tensor in (*averaged, *fixed):
+            digest.update(f"{name}|{dtype}|{tuple(tensor.shape)}|".encode())
             digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     def to_bytes(self, extra: Mapping[str, Tensor] | None = None, note: Mapping[str, Any] | None = None) -> bytes:
         """Encode as safetensors. `extra` tensors are stored beside the model, `note` (JSON values) in the header."""
+
+        def listed(entries: tuple[Entry, ...]) -> list[Any]:
+            return [(entry.name, entry.shape, str(entry.dtype).removeprefix("torch.")) for entry in entries]
+
         header = {
-            "parameters": [entry.name for entry in self.layout.parameters],
-            "buffers": [entry.name for entry in self.layout.buffers],
+            "parameters": listed(self.layout.parameters),
+            "buffers": listed(self.layout.buffers),
             "fixed": list(self.fixed),
             "note": dict(note or {}),
         }
-        tensors = {name: tensor.contiguous() for name, tensor in self.tensors().items()}
-        for name, tensor in (extra or {}).items():
-            tensors[_extra_name(name)] = tensor.contiguous()
+        tensors = {"flat": self.flat.contiguous()}
+        tensors |= {f"fixed.{name}": tensor.contiguous() for name, tensor in self.fixed.items()}
+        tensors |= {f"extra.{name}": tensor.contiguous() for name, tensor in (extra or {}).items()}
         return save_safetensors(tensors, metadata={_METADATA_KEY: json.dumps(header)})
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> "ModelState":
-        """Decode what `to_bytes` wrote. Raises ModelError when the bytes are not such a state."""
-        return read_archive(data)[0]
 
 
 def state_dict_bytes(state: ModelState) -> bytes:
@@ -144,24 +151,22 @@ def state_dict_bytes(state: ModelState) -> bytes:
 
 
 def read_archive(data: bytes) -> tuple[ModelState, dict[str, Tensor], dict[str, Any]]:
-    """Decode what `ModelState.to_bytes` wrote into the state, the extra tensors and the note."""
+    """Decode what `ModelState.to_bytes` wrote into the state, the extra tensors and the note. Raises ModelError."""
     try:
         tensors = load_safetensors(data)
         length = int.from_bytes(data[:8], "little")
         header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_METADATA_KEY])
-        layout = Layout(
-            tuple(_entry(name, tensors[name]) for name in header["parameters"]),
-            tuple(_entry(name, tensors[name]) for name in header["buffers"]),
+        parameters, buffers = (
+            tuple(Entry(name, tuple(shape), getattr(torch, dtype)) for name, shape, dtype in header[part])
+            for part in ("parameters", "buffers")
         )
-        fixed = {name: tensors[name] for name in header["fixed"]}
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        fixed = {name: tensors[f"fixed.{name}"] for name in header["fixed"]}
+        state = ModelState(Layout(parameters, buffers), tensors["flat"], fixed)
+        note: dict[str, Any] = header["note"]
+    except (SafetensorError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ModelError(f"not a model state written by Coterie: {type(error).__name__}: {error}") from error
-    flat = torch.empty(layout.size, dtype=torch.float32)
-    for entry, view in layout.views(flat):
-        view.copy_(tensors[entry.name])
-    prefix = _extra_name("")
-    extra = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    return ModelState(layout, flat, fixed), extra, header["note"]
+    extra = {name.removeprefix("extra."): tensor for name, tensor in tensors.items() if name.startswith("extra.")}
+    return state, extra, note
 
 
 def split(module: nn.Module) -> tuple[Layout, list[Tensor], dict[str, Tensor]]:
@@ -208,10 +213,6 @@ def describe(entry: Entry) -> str:
 
 def _entry(name: str, tensor: Tensor) -> Entry:
     return Entry(name, tuple(tensor.shape), tensor.dtype)
-
-
-def _extra_name(name: str) -> str:
-    return f"coterie.extra.{name}"
 
 
 __all__ = ["Entry", "Layout", "ModelState", "check_layout", "describe", "read_archive", "split", "state_dict_bytes"]

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import tomli_w
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from coterie.core.choice import Choice
 from coterie.core.errors import ConfigError
 
 DEFAULT_COHORT = 20
+
+_MOST = 10**9
+"""Rounds, clients, records: more than anyone has, and every counter behind them holds it."""
 
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     # McMahan et al. 2017, arXiv:1602.05629
@@ -59,11 +62,12 @@ class CohortConfig(_Section):
     """Who is asked in a round, and what is enough."""
 
     size: int | None = Field(
-        default=None, ge=1, description="clients asked in each round; default 20, or all when fewer"
+        default=None, ge=1, le=_MOST, description="clients asked in each round; default 20, or all when fewer"
     )
     min_replies: int | None = Field(
         default=None,
         ge=1,
+        le=_MOST,
         examples=[10],
         description="usable replies a round needs (the quorum); default half the cohort",
     )
@@ -71,7 +75,7 @@ class CohortConfig(_Section):
         default=math.inf, gt=0, description="seconds after which a round closes; virtual seconds in a simulation"
     )
     max_empty_rounds: int = Field(
-        default=3, ge=1, description="rounds in a row below the quorum after which the run fails"
+        default=3, ge=1, le=_MOST, description="rounds in a row below the quorum after which the run fails"
     )
 
 
@@ -90,11 +94,13 @@ class LocalConfig(_Section):
     lr_schedule: ChoiceField = Field(
         default=Choice(name="constant"), description="constant, cosine, exponential or step, by round"
     )
-    batch_size: int = Field(default=10, ge=1, description="records per step")
+    batch_size: int = Field(default=10, ge=1, le=_MOST, description="records per step")
     epochs: int | None = Field(
-        default=None, ge=1, examples=[5], description="passes over the client's records per round; default 5"
+        default=None, ge=1, le=_MOST, examples=[5], description="passes over the client's records per round; default 5"
     )
-    steps: int | None = Field(default=None, ge=1, examples=[20], description="steps per round, instead of epochs")
+    steps: int | None = Field(
+        default=None, ge=1, le=_MOST, examples=[20], description="steps per round, instead of epochs"
+    )
     clip_norm: float = Field(default=math.inf, gt=0, description="largest L2 norm of one step's gradient")
     precision: Literal["float32", "bfloat16"] = Field(
         default="float32", description="bfloat16: autocast in forward and backward"
@@ -111,7 +117,9 @@ class LocalConfig(_Section):
 class GateConfig(_Section):
     """What an update must satisfy before any aggregator sees it."""
 
-    max_num_examples: int = Field(default=1_000_000, ge=1, description="largest weight that a client may claim")
+    max_num_examples: int = Field(
+        default=1_000_000, ge=1, le=_MOST, description="largest weight that a client may claim"
+    )
     max_norm: float = Field(default=math.inf, gt=0, description="largest L2 norm of an update")
 
 
@@ -119,10 +127,10 @@ class EvaluationConfig(_Section):
     """When the global model is measured."""
 
     every: int = Field(
-        default=1, ge=0, description="rounds between evaluations on the held-out set; 0: only at the end"
+        default=1, ge=0, le=_MOST, description="rounds between evaluations on the held-out set; 0: only at the end"
     )
     clients_every: int = Field(
-        default=0, ge=0, description="rounds between evaluations on every client; 0: only at the end"
+        default=0, ge=0, le=_MOST, description="rounds between evaluations on every client; 0: only at the end"
     )
     client_holdout: float = Field(
         default=0.0, ge=0, lt=1, description="share of each client's records kept from training to evaluate on"
@@ -133,7 +141,10 @@ class CheckpointConfig(_Section):
     """When the run is made safe on disk."""
 
     every: int = Field(
-        default=1, ge=1, description="rounds between checkpoints; a slow disk makes them rarer, never the rounds slower"
+        default=1,
+        ge=1,
+        le=_MOST,
+        description="rounds between checkpoints; a slow disk makes them rarer, never the rounds slower",
     )
 
 
@@ -141,7 +152,7 @@ class SimulationConfig(_Section):
     """The stand-in for real clients."""
 
     clients: int | None = Field(
-        default=None, ge=1, description="number of clients; default 100, or the task's own number"
+        default=None, ge=1, le=_MOST, description="number of clients; default 100, or the task's own number"
     )
     partition: ChoiceField | None = Field(
         default=None,
@@ -183,8 +194,8 @@ class RunConfig(_Section):
     strategy: str = Field(
         default="fedavg", description="fedavg, fedprox or trimmed_mean: fills the choices that are not set"
     )
-    seed: int = Field(default=0, ge=0, description="every random choice derives from it")
-    rounds: int = Field(default=20, ge=1, description="how many rounds")
+    seed: int = Field(default=0, ge=0, lt=2**63, description="every random choice derives from it")
+    rounds: int = Field(default=20, ge=1, le=_MOST, description="how many rounds")
     task: ChoiceField = Field(
         default=Choice(name="mnist"), description="a task's name or package.module:function, with its options"
     )
@@ -205,6 +216,13 @@ class RunConfig(_Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     simulation: SimulationConfig = SimulationConfig()
 
+    @field_validator("name")
+    @classmethod
+    def _text(cls, name: str) -> str:
+        if name != name.encode("utf-8", "replace").decode():
+            raise ValueError(f"name = {name!r} holds bytes that are no text: write it in UTF-8")
+        return name
+
     @classmethod
     def load(cls, path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> "RunConfig":
         """Read a run file and lay `overrides` (dotted key to value) over it. Raises ConfigError."""
@@ -216,7 +234,7 @@ class RunConfig(_Section):
                 data = tomllib.loads(path.read_text(encoding="utf-8"))
             except OSError as error:
                 raise ConfigError(f"cannot read the run file {path}: {error.strerror}") from None
-            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            except (ValueError, RecursionError) as error:
                 raise ConfigError(f"{path} is not valid TOML: {error}") from None
         return cls._overridden(data, overrides, where)
 
@@ -227,6 +245,11 @@ class RunConfig(_Section):
 
     @classmethod
     def _overridden(cls, data: dict[str, Any], overrides: Mapping[str, Any] | None, where: str) -> "RunConfig":
+        strategy = (overrides or {}).get("strategy", data.get("strategy"))
+        if strategy != data.get("strategy", "fedavg"):
+            # The file's choices are those of the strategy that is given up.
+            for key in STRATEGIES["fedavg"]:
+                _drop(data, key)
         for key, value in (overrides or {}).items():
             _set(data, key, value)
         return cls.from_dict(data, where)
@@ -314,6 +337,15 @@ def _get(data: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = cast("Mapping[str, Any]", value).get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def _drop(data: dict[str, Any], key: str) -> None:
+    *parents, last = key.split(".")
+    section: Any = data
+    for part in parents:
+        section = section.get(part) if isinstance(section, dict) else None
+    if isinstance(section, dict):
+        section.pop(last, None)
 
 
 def _set(data: dict[str, Any], key: str, value: Any) -> None:

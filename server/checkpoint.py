@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from coterie.core.errors import RunError, StorageError
+from coterie.core.errors import ModelError, RunError, StorageError
 from coterie.core.model_state import ModelState, read_archive
 
 
@@ -35,19 +35,17 @@ class Checkpoint:
         return self.model.to_bytes(self.optimizer, note)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Checkpoint":
-        model, optimizer, note = read_archive(data)
-        return cls(note["round"], model, optimizer, note["clock"], note["empty_rounds"])
-
-    @classmethod
     def load(cls, path: Path) -> "Checkpoint | None":
-        """The last complete checkpoint, or None before the first. Raises RunError."""
+        """The last complete checkpoint, or None before the first. Raises RunError when it cannot be read."""
         try:
-            return cls.from_bytes(path.read_bytes())
+            model, optimizer, note = read_archive(path.read_bytes())
+            return cls(int(note["round"]), model, optimizer, float(note["clock"]), int(note["empty_rounds"]))
         except FileNotFoundError:
             return None
         except OSError as error:
             raise RunError(f"cannot read the checkpoint {path}: {error.strerror}") from None
+        except (ModelError, LookupError, TypeError, ValueError) as error:
+            raise RunError(f"the checkpoint {path} is damaged: {error}: restore it or start a new run") from error
 
 
 def write_safely(path: Path, data: bytes) -> None:

@@ -4,17 +4,18 @@ sample the cohort > dispatch > gate each reply > aggregate > server optimizer > 
 No client can end a round or change another's result; a round without enough usable replies keeps the model and says so.
 """
 
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from coterie.aggregation import Aggregator, Gate, LinearAggregator, ServerOptimizer, mean_metrics
-from coterie.core.errors import QuorumError
+from coterie.core.errors import CoterieError, QuorumError, RunError
 from coterie.core.events import EventKind
 from coterie.core.messages import Channel, Evaluation, Failure, Purpose, Reply, Request, Update
 from coterie.core.model_state import ModelState
@@ -73,6 +74,7 @@ class Coordinator:
         self._evaluate = evaluate
         self._clients = {client.id: client for client in channel.clients()}
         self._rows: Tensor | None = None
+        self._rule = f"aggregator {config.aggregator.name!r}" if config.aggregator else "the aggregator"
         self._why = ""
 
     def run(self, start: Checkpoint) -> Outcome:
@@ -102,15 +104,21 @@ class Coordinator:
             self._journal.commit()
             if last or round % self.config.checkpoint.every == 0:
                 self._checkpoints.put(state)
-            # A run without one good round has learned nothing and must not pass for finished.
-            if state.empty_rounds >= self.config.cohort.max_empty_rounds or (last and state.empty_rounds == round):
-                raise QuorumError(
-                    f"{state.empty_rounds} rounds in a row had too few usable replies (round {round}: {self._why}): "
-                    f"the model is that of the last good round"
-                )
+            self._check_learning(state)
+        self._check_learning(state)
         if not metrics:
             metrics = self._measure(state.round, state.model)
         return Outcome(state.model, metrics, state.round, state.clock, time.monotonic() - began)
+
+    def _check_learning(self, state: Checkpoint) -> None:
+        """Raise QuorumError after too many empty rounds, and at the end of a run without one good round: it has learned
+        nothing and must not pass for finished, however often it is resumed."""
+        empty, over = state.empty_rounds, state.round == self.config.rounds
+        if empty >= self.config.cohort.max_empty_rounds or (over and empty == state.round):
+            why = f" (round {state.round}: {self._why})" if self._why else ""
+            raise QuorumError(
+                f"{empty} rounds in a row had too few usable replies{why}: the model is that of the last good round"
+            )
 
     def _round(self, round: int, state: Checkpoint, gate: Gate) -> Checkpoint:
         config = self.config
@@ -129,7 +137,8 @@ class Coordinator:
             update = self._usable(round, reply, gate, gathered, reasons)
             if update is None:
                 continue
-            collector.add(update)
+            with self._naming_rule():
+                collector.add(update)
             gathered.used += 1
             gathered.examples += update.num_examples
             metrics[update.client_id] = (update.metrics, update.num_examples)
@@ -141,9 +150,9 @@ class Coordinator:
             detail = f", most often {common[0][0]}" if common else ""
             gathered.empty_because = f"{gathered.used} usable replies, the quorum is {quorum}{detail}"
         else:
-            model, optimizer = self._move(state, collector.result())
+            model, optimizer = self._move(state, self._aggregate(collector, state.model.layout.size))
             if not bool(torch.isfinite(model.flat).all()):
-                gathered.empty_because = f"{config.aggregator} gave values that are not finite"
+                gathered.empty_because = f"{self._rule} gave values that are not finite"
                 model, optimizer = state.model, state.optimizer
         self._why = gathered.empty_because
         clock = state.clock + gathered.elapsed
@@ -183,6 +192,25 @@ class Coordinator:
             EventKind.UPDATE_REFUSED, round, client_id=result.client_id, kind=refusal.kind, reason=refusal.reason
         )
         return None
+
+    def _aggregate(self, collector: "_Stream | _Rows", size: int) -> Tensor:
+        """The rule's vector, float32[size]. Raises RunError when a rule of the user's own gives something else."""
+        with self._naming_rule():
+            found = cast("object", collector.result())
+        if not isinstance(found, Tensor) or found.shape != (size,):
+            shape = list(found.shape) if isinstance(found, Tensor) else ""
+            raise RunError(f"{self._rule} gave a {type(found).__name__}{shape}: it must be a Tensor[{size}]")
+        return found.detach().to("cpu", torch.float32)
+
+    @contextlib.contextmanager
+    def _naming_rule(self) -> Generator[None]:
+        """What a rule of the user's own raises becomes a RunError with its name."""
+        try:
+            yield
+        except CoterieError:
+            raise
+        except Exception as error:
+            raise RunError(f"{self._rule} raised {type(error).__name__}: {error}") from error
 
     def _move(self, state: Checkpoint, aggregate: Tensor) -> tuple[ModelState, Mapping[str, Tensor]]:
         """The server optimizer moves the parameters; floating buffers take the aggregate as it is."""

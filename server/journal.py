@@ -39,6 +39,6 @@ class Journal:
 
     def commit(self) -> None:
         """Make everything so far safe against the death of this process. Raises StorageError."""
-        pending, self._pending = self._pending, []
         self._committed = time.monotonic()
-        self._store.append(self._run_id, pending)
+        self._store.append(self._run_id, self._pending)
+        self._pending = []

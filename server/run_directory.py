@@ -5,14 +5,23 @@ One process holds a run's directory at a time.
 
 import fcntl
 import os
+import time
 from pathlib import Path
 
 from coterie.core.errors import RunInUseError, StorageError
 
+_PATIENCE = 0.3
+"""Seconds to wait for a lock: `is_in_use` holds it for a moment."""
+
 
 def default_home() -> Path:
-    """Where runs are kept when nothing else is said: $COTERIE_HOME, else ~/.coterie."""
-    return Path(os.environ.get("COTERIE_HOME") or Path.home() / ".coterie")
+    """Where runs are kept when nothing else is said: $COTERIE_HOME, else ~/.coterie (.coterie without a home)."""
+    if named := os.environ.get("COTERIE_HOME"):
+        return Path(named)
+    try:
+        return Path.home() / ".coterie"
+    except RuntimeError:
+        return Path(".coterie")
 
 
 def run_path(home: Path, run_id: str) -> Path:
@@ -30,14 +39,20 @@ class RunDirectory:
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise StorageError(f"cannot use the run directory {path}: {error.strerror}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = (path / "lock").read_text().strip() or "unknown"
-            os.close(self._lock)
-            raise RunInUseError(
-                f"the run directory {path} is in use by process {holder}: wait for it or stop it"
-            ) from None
+        patience = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() < patience:
+                    time.sleep(0.02)
+                    continue
+                holder = (path / "lock").read_text().strip() or "unknown"
+                os.close(self._lock)
+                raise RunInUseError(
+                    f"the run directory {path} is in use by process {holder}: wait for it or stop it"
+                ) from None
         os.truncate(self._lock, 0)
         os.write(self._lock, str(os.getpid()).encode())
 
@@ -61,13 +76,15 @@ class RunDirectory:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether some process holds a run's directory."""
+    """Whether some process holds a run's directory; True as well where this user may not look."""
     try:
-        lock = os.open(path / "lock", os.O_RDWR)
+        lock = os.open(path / "lock", os.O_RDONLY)
     except FileNotFoundError:
         return False
+    except OSError:
+        return True
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:

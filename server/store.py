@@ -40,6 +40,8 @@ _STATUS_AFTER: Mapping[EventKind, RunStatus] = {
     EventKind.RUN_INTERRUPTED: RunStatus.INTERRUPTED,
 }
 
+_NEWEST_FIRST = (schema.runs.c.created.desc(), schema.runs.c.id.desc())
+
 
 @dataclass(frozen=True)
 class RunRecord:
@@ -68,7 +70,8 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"cannot make the directory {path.parent}: {error.strerror}") from None
-        self._engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": 30})
+        url = sa.URL.create("sqlite", database=str(path))
+        self._engine = sa.create_engine(url, connect_args={"timeout": 30})
         listen(self._engine, "connect", _configure)
         try:
             self._migrate()
@@ -113,9 +116,7 @@ class Store:
 
     def runs(self) -> list[RunRecord]:
         """All runs, the newest first."""
-        with self._engine.connect() as connection:
-            query = sa.select(schema.runs).order_by(schema.runs.c.created.desc(), schema.runs.c.id.desc())
-            return [_record(row) for row in connection.execute(query).mappings()]
+        return [_record(row) for row in self._read(sa.select(schema.runs).order_by(*_NEWEST_FIRST))]
 
     def find(self, reference: str) -> RunRecord:
         """The run whose id starts with `reference` (or the newest one, for "last"). Raises RunNotFoundError."""
@@ -132,13 +133,18 @@ class Store:
             f"there is no run {reference!r} in {self.path}: `coterie runs list` shows those there are"
         )
 
-    def events(self, run_id: str, after: int = 0) -> list[Event]:
-        """A run's events with seq > `after`, in order."""
+    def events(self, run_id: str) -> list[Event]:
+        """A run's events in order."""
         table = schema.events
-        query = sa.select(table).where(table.c.run_id == run_id, table.c.seq > after).order_by(table.c.seq)
-        with self._engine.connect() as connection:
-            rows = connection.execute(query).mappings().all()
+        rows = self._read(sa.select(table).where(table.c.run_id == run_id).order_by(table.c.seq))
         return [Event(row["seq"], row["time"], EventKind(row["kind"]), row["round"], row["data"]) for row in rows]
+
+    def _read(self, query: sa.Select[Any]) -> Sequence[sa.RowMapping]:
+        try:
+            with self._engine.connect() as connection:
+                return connection.execute(query).mappings().all()
+        except DatabaseError as error:
+            raise StorageError(f"cannot read the run store {self.path}: {error.orig}") from error
 
     def _write(self, statements: Iterable[sa.Executable]) -> None:
         try:
@@ -158,6 +164,7 @@ class Store:
         # Imported only where needed: it costs a third of a second.
         from alembic import command
         from alembic.config import Config
+        from alembic.util import CommandError
 
         config = Config()
         config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
@@ -166,7 +173,12 @@ class Store:
             # Two processes that both find no tables: the second waits here and then finds them made.
             connection.execute(sa.text("BEGIN IMMEDIATE"))
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            try:
+                command.upgrade(config, "head")
+            except CommandError as error:
+                raise StorageError(
+                    f"the run store {self.path} is of a newer Coterie ({error}): upgrade, or name another --home"
+                ) from error
 
 
 def effective(events: Sequence[Event]) -> list[Event]:

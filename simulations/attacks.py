@@ -8,12 +8,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 
+@runtime_checkable
 class Attack(Protocol):
     """Both halves work on what the client would have used: its targets before training, its update after."""
 

@@ -1,7 +1,7 @@
 """One simulation from its first event to its last: put the parts together, run the rounds, leave everything told."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from coterie.aggregation import AGGREGATORS, SERVER_OPTIMIZERS
 from coterie.client import measure
-from coterie.core.choice import build
-from coterie.core.errors import RunError, RunInterrupted
+from coterie.core.errors import ModelError, RunError, RunInterrupted
 from coterie.core.events import EventKind, Listener
 from coterie.core.model_state import ModelState, state_dict_bytes
 from coterie.core.run_config import RunConfig
@@ -23,14 +21,16 @@ from coterie.server.run_directory import RunDirectory
 from coterie.server.store import RunRecord, Store
 from coterie.simulations.partitions import Partition
 from coterie.simulations.preparation import (
+    attackers,
     check_choices,
     choose_partition,
     complete_config,
-    given,
     initial_model,
     make_channel,
     make_partition,
+    make_rules,
 )
+from coterie.simulations.process_channel import ProcessChannel
 from coterie.simulations.worker_process import WorkerProcess
 from coterie.tasks import Task, load_task
 
@@ -55,33 +55,33 @@ def execute(
     listeners: Sequence[Listener],
 ) -> Result:
     """Set up, run, and leave store and directory telling how it ended. record: of a run to resume, else None."""
-    check_choices(config)
+    config = check_choices(config)
     task = load_task(config.task)
     config = choose_partition(task, config)
     partition = make_partition(task, config)
     if record is None:
         config = complete_config(config, list(partition))
-        store.create_run(
-            run_id,
-            name=config.name,
-            task=config.task.name,
-            strategy=config.strategy,
-            rounds=config.rounds,
-            config=config.to_toml(),
-        )
-        write_safely(directory.path / "run.toml", config.to_toml().encode())
-    history = store.events(run_id)
     records = {"train": task.train.sha256(), "test": task.test.sha256()}
-    for event in history:
-        if event.kind is EventKind.RUN_STARTED and event.data["records"] != records:
-            raise RunError(
-                f"the records of task {config.task.name!r} are not those that run {run_id} started with: "
-                f"restore them, or start a new run"
-            )
+    history = store.events(run_id)
+    begun = [event for event in history if event.kind is EventKind.RUN_STARTED]
+    if begun and begun[0].data["records"] != records:
+        raise RunError(
+            f"the records of task {config.task.name!r} are not those that run {run_id} started with: "
+            f"restore them, or start a new run"
+        )
+    start = _checkpoint(directory, task, config, run_id)
     journal = Journal(store, run_id, listeners, last_seq=history[-1].seq if history else 0)
     checkpoints = CheckpointWriter(directory.checkpoint)
     try:
-        outcome = _rounds(config, task, partition, workers, directory, journal, checkpoints, records, bool(history))
+        if record is None:
+            _register(config, run_id, store, directory)
+        with contextlib.closing(make_channel(task, partition, config, start.model, workers, directory.log)) as channel:
+            if begun:
+                journal.emit(EventKind.RUN_RESUMED, start.round, from_round=start.round)
+            else:
+                journal.emit(EventKind.RUN_STARTED, 0, **_describe(task, partition, config, start), records=records)
+            journal.commit()
+            outcome = _rounds(config, task, channel, journal, checkpoints, start)
         checkpoints.close()
         write_safely(directory.model, state_dict_bytes(outcome.model))
         journal.emit(EventKind.RUN_FINISHED, outcome.rounds, **explain(outcome))
@@ -102,36 +102,41 @@ def execute(
     return Result(run_id, directory.path, config, outcome)
 
 
+def _checkpoint(directory: RunDirectory, task: Task, config: RunConfig, run_id: str) -> Checkpoint:
+    """Where to go on: the run's last complete checkpoint, or the initial model. Raises RunError."""
+    initial = initial_model(task, config.seed)
+    saved = Checkpoint.load(directory.checkpoint)
+    if saved is None:
+        return Checkpoint(0, initial)
+    try:
+        saved.model.check_fits(initial.layout, initial.fixed)
+    except ModelError as error:
+        raise RunError(
+            f"the model of task {config.task.name!r} is not the one that run {run_id} started with: {error}: "
+            f"restore it, or start a new run"
+        ) from None
+    return saved
+
+
+def _register(config: RunConfig, run_id: str, store: Store, directory: RunDirectory) -> None:
+    """Put a new run into the store and its run file into its directory."""
+    text = config.to_toml()
+    store.create_run(
+        run_id, name=config.name, task=config.task.name, strategy=config.strategy, rounds=config.rounds, config=text
+    )
+    write_safely(directory.path / "run.toml", text.encode())
+
+
 def _rounds(
     config: RunConfig,
     task: Task,
-    partition: Partition,
-    workers: Sequence[WorkerProcess],
-    directory: RunDirectory,
+    channel: ProcessChannel,
     journal: Journal,
     checkpoints: CheckpointWriter,
-    records: Mapping[str, str],
-    started: bool,
+    start: Checkpoint,
 ) -> Outcome:
-    """Put the parts together and run the rounds."""
-    checkpoint = Checkpoint.load(directory.checkpoint) or Checkpoint(0, initial_model(task, config.seed))
-    channel = make_channel(task, partition, config, checkpoint.model, workers, directory.log)
-    aggregator = build(AGGREGATORS, given(config.aggregator), "aggregator")
-    server_optimizer = build(SERVER_OPTIMIZERS, given(config.server_optimizer), "server_optimizer")
-    if started:
-        journal.emit(EventKind.RUN_RESUMED, checkpoint.round, from_round=checkpoint.round)
-    else:
-        layout = checkpoint.model.layout
-        journal.emit(
-            EventKind.RUN_STARTED,
-            0,
-            num_clients=len(partition),
-            num_parameters=layout.num_parameters,
-            partition=_describe(task, partition),
-            records=records,
-            rounds=config.rounds,
-        )
-    journal.commit()
+    """Run the rounds over the channel."""
+    aggregator, server_optimizer = make_rules(config)
 
     def evaluate(model: ModelState) -> dict[str, float]:
         return measure(channel.outputs(model), task.test.targets, task.loss, task.metrics)
@@ -141,16 +146,25 @@ def _rounds(
         # The workers fill the cores; torch's own threads in this process would spin beside them and cost a third of the
         # speed.
         torch.set_num_threads(1)
-        return Coordinator(config, channel, aggregator, server_optimizer, journal, checkpoints, evaluate).run(
-            checkpoint
-        )
+        return Coordinator(config, channel, aggregator, server_optimizer, journal, checkpoints, evaluate).run(start)
     finally:
         torch.set_num_threads(threads)
-        channel.close()
 
 
-def _describe(task: Task, partition: Partition) -> dict[str, Any]:
-    """Records per client and, for class labels, per client and label; for the report."""
+def _describe(task: Task, partition: Partition, config: RunConfig, start: Checkpoint) -> dict[str, Any]:
+    """What the report says about a run before its first round."""
+    attacking = attackers(config, list(partition))
+    return {
+        "num_clients": len(partition),
+        "num_parameters": start.model.layout.num_parameters,
+        "rounds": config.rounds,
+        "partition": _holdings(task, partition),
+        "attackers": [client_id for client_id in partition if client_id in attacking],
+    }
+
+
+def _holdings(task: Task, partition: Partition) -> dict[str, Any]:
+    """Records per client and, for class labels, per client and label."""
     sizes = {client_id: len(rows) for client_id, rows in partition.items()}
     if task.num_classes is None:
         return {"sizes": sizes}

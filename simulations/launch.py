@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coterie.core.cores import available_cores
-from coterie.core.errors import RunError
+from coterie.core.errors import RunError, RunInterrupted
 from coterie.core.events import Listener
-from coterie.core.run_config import RunConfig
+from coterie.core.run_config import DEFAULT_COHORT, RunConfig
 from coterie.server.run_directory import RunDirectory, default_home, run_path
 from coterie.server.store import RunRecord, RunStatus, Store
 from coterie.simulations.worker_process import WorkerProcess
@@ -41,7 +41,7 @@ def resume(
     """Go on with a run from its last complete checkpoint; the end is that of an undisturbed run, bit by bit.
 
     reference: the run's id, the beginning of it, or "last". workers: another number of worker processes than before.
-    Raises as `simulate` does, and RunError when the task's records have changed since the run started.
+    Raises as `simulate` does, and RunError when the task's records or model have changed since the run started.
     """
     home = home or default_home()
     with contextlib.closing(Store(home / "coterie.db")) as store:
@@ -50,7 +50,10 @@ def resume(
             raise RunError(f"run {record.id} is finished: `coterie runs show {record.id}` shows it")
         overrides = {} if workers is None else {"simulation.workers": workers}
         config = RunConfig.from_toml(record.config, f"the stored run {record.id}", overrides)
-        return _launch(config, record, record.id, home, store, listeners)
+        try:
+            return _launch(config, record, record.id, home, store, listeners)
+        except KeyboardInterrupt:
+            raise RunInterrupted(record.id) from None
 
 
 def _launch(
@@ -82,11 +85,17 @@ def _directory(path: Path, fresh: bool) -> Generator[RunDirectory]:
 @contextlib.contextmanager
 def _workers(config: RunConfig, directory: RunDirectory) -> Generator[list[WorkerProcess]]:
     """Start the workers at once: their imports take as long as loading the task."""
-    count = config.simulation.workers or available_cores()
+    count = config.simulation.workers or min(available_cores(), config.cohort.size or DEFAULT_COHORT)
     workers: list[WorkerProcess] = []
     try:
-        for _ in range(count):
-            workers.append(WorkerProcess(directory.log))
+        for i in range(count):
+            try:
+                workers.append(WorkerProcess(directory.log))
+            except OSError as error:
+                raise RunError(
+                    f"cannot start worker process {i + 1} of {count}: {error.strerror}: "
+                    f"lower simulation.workers, or raise the limits of this session (ulimit -n, ulimit -u)"
+                ) from error
         yield workers
     finally:
         for worker in workers:

@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 
 from coterie.core.errors import ConfigError
 
+MAX_ALPHA = 1e6
+"""Practically even from here on; the generator of Dirichlet shares breaks down far beyond."""
+
 Indices = NDArray[np.int64]
 Partition = dict[str, Indices]
 
@@ -68,7 +71,7 @@ def dirichlet(
 ) -> Partition:
     """Label skew: alpha near 0 gives clients of one label, a large alpha gives IID. Sizes differ too."""
     labels = _labels(population, "dirichlet")
-    _check_positive(alpha)
+    _check_alpha(alpha)
     _check_enough(population, num_clients, min_records)
     parts: list[list[Indices]] = [[] for _ in range(num_clients)]
     for label in np.unique(labels):
@@ -103,7 +106,7 @@ def quantity(
     min_records: int = 2,
 ) -> Partition:
     """Quantity skew: sizes from Dirichlet(alpha), labels mixed evenly."""
-    _check_positive(alpha)
+    _check_alpha(alpha)
     _check_enough(population, num_clients, min_records)
     shares = rng.dirichlet(np.full(num_clients, alpha))
     cuts = np.round(np.cumsum(shares)[:-1] * population.num_records).astype(int)
@@ -141,12 +144,14 @@ def _labels(population: Population, name: str) -> Indices:
     return population.labels
 
 
-def _check_positive(alpha: float) -> None:
-    if not alpha > 0:
-        raise ConfigError(f"simulation.partition.alpha = {alpha}: it must be above 0")
+def _check_alpha(alpha: float) -> None:
+    if not 0 < alpha <= MAX_ALPHA:
+        raise ConfigError(f"simulation.partition.alpha = {alpha}: it must be above 0 and at most {MAX_ALPHA:g}")
 
 
 def _check_enough(population: Population, num_clients: int, min_records: int) -> None:
+    if min_records < 1:
+        raise ConfigError(f"simulation.partition.min_records = {min_records}: a client needs at least 1 record")
     if population.num_records < num_clients * min_records:
         raise ConfigError(
             f"simulation.clients = {num_clients}: {population.num_records} training records are too few for "

@@ -1,31 +1,32 @@
 """What a run file means: its choices checked, its records dealt out, its clients put into a channel."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from coterie.aggregation import AGGREGATORS, SERVER_OPTIMIZERS, PreconditionError
+from coterie.aggregation import AGGREGATORS, SERVER_OPTIMIZERS, Aggregator, PreconditionError, ServerOptimizer
 from coterie.client import LOCAL_ALGORITHMS, OPTIMIZERS, SCHEDULES, LocalPlan, choose_device
 from coterie.core.choice import Choice, Table, build, complete
 from coterie.core.errors import ConfigError
 from coterie.core.model_state import ModelState
 from coterie.core.run_config import RunConfig
 from coterie.core.seeding import derive_seed, numpy_generator
-from coterie.simulations.attacks import ATTACKS
+from coterie.simulations.attacks import ATTACKS, Attack
 from coterie.simulations.partitions import PARTITIONS, Partition, Population
 from coterie.simulations.process_channel import Clock, ProcessChannel
 from coterie.simulations.shared_tensor import SharedTensor
-from coterie.simulations.virtual_time import SLOWNESS
+from coterie.simulations.virtual_time import SLOWNESS, Factors, at_least_one
 from coterie.simulations.worker import ClientSlice, Setup
 from coterie.simulations.worker_process import WorkerProcess
-from coterie.tasks import Task
+from coterie.tasks import TASKS, Task
 
 DEFAULT_CLIENTS = 100
 
 TABLES: dict[str, Table] = {
+    "task": TASKS,
     "local.algorithm": LOCAL_ALGORITHMS,
     "local.optimizer": OPTIMIZERS,
     "local.lr_schedule": SCHEDULES,
@@ -57,14 +58,9 @@ def complete_config(config: RunConfig, ids: Sequence[str]) -> RunConfig:
     config = check_choices(config.resolve(len(ids)))
     attackers(config, ids)
     LocalPlan.from_config(config.local, config.rounds)
-    build(SERVER_OPTIMIZERS, given(config.server_optimizer), "server_optimizer")
-    build(ATTACKS, config.simulation.attack, "simulation.attack")
-    build(SLOWNESS, config.simulation.slowness, "simulation.slowness", len(ids), numpy_generator(0))
-    aggregator = build(AGGREGATORS, given(config.aggregator), "aggregator")
-    if not callable(aggregator):
-        raise ConfigError(
-            f"aggregator = {given(config.aggregator).name!r} cannot be called on updates[n, D], weights[n]"
-        )
+    make_attack(config)
+    make_slowness(config, len(ids))
+    aggregator, _ = make_rules(config)
     replies = config.cohort.min_replies or 1
     check = getattr(aggregator, "check", None)  # a rule of one's own may go without
     try:
@@ -78,12 +74,65 @@ def complete_config(config: RunConfig, ids: Sequence[str]) -> RunConfig:
     return config
 
 
+def make_rules(config: RunConfig) -> tuple[Aggregator, ServerOptimizer]:
+    """The aggregator and the server optimizer of a resolved run. Raises ConfigError."""
+    return (
+        build(AGGREGATORS, given(config.aggregator), "aggregator", expects=Aggregator),
+        build(SERVER_OPTIMIZERS, given(config.server_optimizer), "server_optimizer", expects=ServerOptimizer),
+    )
+
+
+def make_attack(config: RunConfig) -> Attack:
+    """What the attackers do. Raises ConfigError."""
+    attack: Attack = build(ATTACKS, config.simulation.attack, "simulation.attack", expects=Attack)
+    return attack
+
+
+def make_slowness(config: RunConfig, num_clients: int) -> Factors:
+    """Each client's slowness, float64[num_clients]. Raises ConfigError."""
+    choice = config.simulation.slowness
+    rng = numpy_generator(config.seed, "slowness")
+    found = build(SLOWNESS, choice, "simulation.slowness", num_clients, rng)
+    try:
+        factors: Factors = np.asarray(found, np.float64)
+    except (TypeError, ValueError):
+        factors = np.zeros(0)
+    if factors.shape != (num_clients,) or not (np.isfinite(factors) & (factors > 0)).all():
+        raise ConfigError(
+            f"simulation.slowness = {choice.name!r}: it must give a finite factor above 0 for each of the "
+            f"{num_clients} clients"
+        )
+    return factors
+
+
 def make_partition(task: Task, config: RunConfig) -> Partition:
     """Who holds which of the task's training records. `config` names a partition, see `choose_partition`."""
     clients = config.simulation.clients
     rng = numpy_generator(config.seed, "partition")
     choice = given(config.simulation.partition)
-    partition: Partition = build(PARTITIONS, choice, "simulation.partition", _population(task), clients, rng)
+    found = build(PARTITIONS, choice, "simulation.partition", _population(task), clients, rng)
+    return _checked(found, len(task.train), f"simulation.partition = {choice.name!r}")
+
+
+def _checked(found: object, num_records: int, where: str) -> Partition:
+    """A partition as the user's own function may have made it. Raises ConfigError."""
+    if not isinstance(found, Mapping) or not found:
+        raise ConfigError(f"{where} gives a {type(found).__name__}: return at least one client id with its records")
+    taken = np.zeros(num_records, bool)
+    partition: Partition = {}
+    for client_id, given_rows in cast("Mapping[object, Any]", found).items():
+        rows = np.asarray(given_rows)
+        if rows.ndim != 1 or rows.dtype.kind not in "iu" or not len(rows):
+            raise ConfigError(f"{where}: client {client_id!r} needs at least one record, as int[N] of their numbers")
+        if rows.min() < 0 or rows.max() >= num_records:
+            raise ConfigError(
+                f"{where}: client {client_id!r} has records {rows.min()} to {rows.max()}, "
+                f"the task has 0 to {num_records - 1}"
+            )
+        if taken[rows].any() or len(np.unique(rows)) < len(rows):
+            raise ConfigError(f"{where}: client {client_id!r} has a record twice, or one that another client has")
+        taken[rows] = True
+        partition[str(client_id)] = rows.astype(np.int64)
     return partition
 
 
@@ -114,22 +163,21 @@ def make_channel(
     """A channel to the clients of a partition, each with its records, speed and intentions."""
     simulation, seed = config.simulation, config.seed
     ids = list(partition)
+    slowness = make_slowness(config, len(ids))
     order: list[np.ndarray[Any, np.dtype[np.int64]]] = []
     clients: list[ClientSlice] = []
     start = 0
     for client_id, rows in partition.items():
         rows = numpy_generator(seed, "holdout", client_id).permutation(rows)
-        kept = min(len(rows) - 1, round(config.evaluation.client_holdout * len(rows)))
-        clients.append(ClientSlice(client_id, start, start + len(rows) - kept, start + len(rows)))
+        training = evaluation = slice(start, start + len(rows))
+        share = config.evaluation.client_holdout
+        if share:
+            # At least one is kept, and at least one is left to train on; who has one record only evaluates on none.
+            split = start + len(rows) - min(len(rows) - 1, max(1, round(share * len(rows))))
+            training, evaluation = slice(start, split), slice(split, start + len(rows))
+        clients.append(ClientSlice(client_id, training, evaluation))
         order.append(rows)
         start += len(rows)
-    rows = torch.from_numpy(np.concatenate(order))
-    records = {
-        "inputs": SharedTensor.copy_of(task.train.inputs, rows),
-        "targets": SharedTensor.copy_of(task.train.targets, rows),
-        "test_inputs": SharedTensor.copy_of(task.test.inputs),
-    }
-    slowness = build(SLOWNESS, simulation.slowness, "simulation.slowness", len(ids), numpy_generator(seed, "slowness"))
     seconds = {
         client.id: float(factor) * simulation.seconds_per_example * _examples_per_round(client.num_examples, config)
         for client, factor in zip(clients, slowness, strict=True)
@@ -144,12 +192,18 @@ def make_channel(
         rounds=config.rounds,
         seed=seed,
         clients=tuple(clients),
-        attack=build(ATTACKS, simulation.attack, "simulation.attack"),
+        attack=make_attack(config),
         attackers=attackers(config, ids),
         tensors={},
     )
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
         output_shape = tuple(task.model().eval()(task.test.inputs[:2]).shape[1:])
+    rows = torch.from_numpy(np.concatenate(order))
+    records = {
+        "inputs": SharedTensor.copy_of(task.train.inputs, rows),
+        "targets": SharedTensor.copy_of(task.train.targets, rows),
+        "test_inputs": SharedTensor.copy_of(task.test.inputs),
+    }
     return ProcessChannel(workers, setup, records, output_shape, Clock(seconds, simulation.dropout), log)
 
 
@@ -158,7 +212,8 @@ def attackers(config: RunConfig, ids: Sequence[str]) -> frozenset[str]:
     wanted = config.simulation.attackers
     if not isinstance(wanted, list):
         rng = numpy_generator(config.seed, "attackers")
-        chosen: list[int] = rng.choice(len(ids), round(wanted * len(ids)), replace=False).tolist()
+        count = at_least_one(wanted, len(ids), "simulation.attackers")
+        chosen: list[int] = rng.choice(len(ids), count, replace=False).tolist()
         return frozenset(ids[i] for i in chosen)
     unknown = [client_id for client_id in wanted if client_id not in set(ids)]
     if unknown:
@@ -170,7 +225,9 @@ def attackers(config: RunConfig, ids: Sequence[str]) -> frozenset[str]:
 
 def _examples_per_round(num_examples: int, config: RunConfig) -> int:
     local = config.local
-    return local.steps * local.batch_size if local.steps is not None else num_examples * (local.epochs or 0)
+    if local.steps is None:
+        return num_examples * (local.epochs or 0)
+    return local.steps * min(local.batch_size, num_examples)
 
 
 def _population(task: Task) -> Population:

@@ -2,10 +2,12 @@
 
 Records, the global model and the updates lie in shared memory; a job and its answer are a hundred bytes. Each worker is
 always one job ahead, so that it never waits for the coordinator. Largest clients go first, which evens out the end of
-the round. A worker that dies takes one client's result with it and is replaced.
+the round. A worker that dies is replaced, and the job it was at is done once more by another: only a client that ends
+its worker twice is lost.
 """
 
 import contextlib
+import logging
 import pickle
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,11 +29,16 @@ from coterie.simulations.virtual_time import drops_out
 from coterie.simulations.worker import Setup
 from coterie.simulations.worker_process import WorkerProcess
 
+_log = logging.getLogger(__name__)
+
 READ_AHEAD_BYTES = 64 << 20
 """Updates larger than this are not computed ahead: one slot per worker is enough memory."""
 
-EVALUATION_ROWS = EVALUATION_BATCH
-"""Held-out records per job: one forward pass, so that the outputs do not depend on the number of workers."""
+MAX_DEAD_STARTS = 3
+"""Workers in a row that may be killed before they are ready."""
+
+SILENT_SECONDS = 10.0
+"""After so long without an answer a worker that something has stopped is named."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,7 @@ class _Job:
     weight: int
     about: Any
     takes_slot: bool = False
+    tries: int = 1
 
 
 @dataclass(frozen=True)
@@ -84,17 +92,25 @@ class ProcessChannel:
         ahead = 2 if size * 4 <= READ_AHEAD_BYTES else 1
         self._depth = ahead
         num_slots = len(workers) * ahead + 1
-        self._shared = dict(records) | {
-            "global": SharedTensor.create((size,), torch.float32),
-            "updates": SharedTensor.create((num_slots, size), torch.float32),
-            "outputs": SharedTensor.create((len(records["test_inputs"].tensor), *output_shape), torch.float32),
-        }
+        self._shared = dict(records)
         self._free = list(range(num_slots))
-        self._payload = self._pickled()
         self._index = {client.id: i for i, client in enumerate(setup.clients)}
         self._closed = False
-        for worker in self._workers:
-            self._configure(worker)
+        self._dead_starts = 0
+        self._named: set[int] = set()
+        try:
+            for name, shape in (
+                ("global", (size,)),
+                ("updates", (num_slots, size)),
+                ("outputs", (len(records["test_inputs"].tensor), *output_shape)),
+            ):
+                self._shared[name] = SharedTensor.create(shape, torch.float32)
+            self._payload = self._pickled()
+            for worker in self._workers:
+                self._configure(worker)
+        except BaseException:
+            self.close()
+            raise
 
     def clients(self) -> Sequence[ClientInfo]:
         """All simulated clients, in the partition's order."""
@@ -115,11 +131,15 @@ class ProcessChannel:
                     reason = f"would have answered after {seconds:.1f} s, the deadline is {deadline:.1f} s (virtual)"
                     yield Reply(Failure(client.id, request.round, "late", reason), deadline)
                     continue
-            index = self._index[client.id]
+            elif not client.num_evaluation_examples:
+                reason = "its only record is for training: none is left to evaluate on"
+                yield Reply(Failure(client.id, request.round, "no_records", reason), 0.0)
+                continue
+            arguments = (self._index[client.id], request.round)
             if request.purpose is Purpose.TRAIN:
-                jobs.append(_Job("train", (index, request.round), client.num_examples, request, takes_slot=True))
+                jobs.append(_Job("train", arguments, client.num_examples, request, takes_slot=True))
             else:
-                jobs.append(_Job("evaluate", (index,), client.num_examples, request))
+                jobs.append(_Job("evaluate", arguments, client.num_evaluation_examples, request))
         if jobs:
             self._publish(requests[0].model)
         for answer in self._run(jobs):
@@ -130,8 +150,9 @@ class ProcessChannel:
         call."""
         outputs = self._shared["outputs"].tensor
         self._publish(model)
-        starts = range(0, len(outputs), EVALUATION_ROWS)
-        jobs = [_Job("outputs", (start, start + EVALUATION_ROWS), 1, start) for start in starts]
+        # One forward pass per job, so that the outputs do not depend on the number of workers.
+        starts = range(0, len(outputs), EVALUATION_BATCH)
+        jobs = [_Job("outputs", (start, start + EVALUATION_BATCH), 1, start) for start in starts]
         for answer in self._run(jobs):
             if answer.status != "done":
                 raise TaskError(f"evaluating the held-out records failed: {answer.value}")
@@ -155,8 +176,7 @@ class ProcessChannel:
             return Reply(Failure(client_id, round, answer.status, answer.value), elapsed)
         client = self._setup.clients[self._index[client_id]]
         if request.purpose is Purpose.EVALUATE:
-            rows = client.evaluation
-            return Reply(Evaluation(client_id, round, rows.stop - rows.start, answer.value), elapsed)
+            return Reply(Evaluation(client_id, round, client.num_evaluation_examples, answer.value), elapsed)
         assert answer.slot is not None  # noqa: S101
         delta = self._shared["updates"].tensor[answer.slot]
         return Reply(Update(client_id, round, request.version, delta, client.num_examples, answer.value), elapsed)
@@ -205,7 +225,12 @@ class ProcessChannel:
 
     def _ready_workers(self) -> list[WorkerProcess]:
         by_connection = {worker.connection: worker for worker in self._workers}
-        return [by_connection[c] for c in wait(list(by_connection)) if isinstance(c, Connection)]
+        while not (ready := wait(list(by_connection), SILENT_SECONDS)):
+            for worker in self._workers:
+                if worker.is_stopped() and worker.pid not in self._named:
+                    self._named.add(worker.pid)
+                    _log.warning("worker process %d is stopped: `kill -CONT %d` lets it go on", worker.pid, worker.pid)
+        return [by_connection[c] for c in ready if isinstance(c, Connection)]
 
     def _receive(self, worker: WorkerProcess, pending: deque[_Job]) -> _Answer | None:
         """One message of a worker: an answer, or None for a sign of life. A dead worker is replaced."""
@@ -215,6 +240,7 @@ class ProcessChannel:
             return self._bury(worker, pending)
         if status == "ready":
             worker.ready = True
+            self._dead_starts = 0
             return None
         if status == "setup failed":
             raise TaskError(f"the task cannot be set up in a worker process: {value}")
@@ -224,17 +250,23 @@ class ProcessChannel:
     def _bury(self, worker: WorkerProcess, pending: deque[_Job]) -> _Answer | None:
         ending = worker.how_it_ended()
         if not worker.ready:
-            raise RunError(f"a worker process ended while it was starting ({ending}): see {self._log or 'its output'}")
+            self._dead_starts += 1
+            if not worker.was_killed() or self._dead_starts > MAX_DEAD_STARTS:
+                raise RunError(f"a worker process ended while it was starting: {ending}")
         jobs = list(worker.jobs)
+        guilty = jobs.pop(0) if jobs and worker.ready else None
         self._replace(worker)
-        for job, slot in jobs[1:]:
+        if guilty and guilty[0].tries == 1:
+            jobs.append((replace(guilty[0], tries=2), guilty[1]))
+            guilty = None
+        for job, slot in jobs:
             pending.appendleft(job)
             if slot is not None:
                 self._free.append(slot)
-        if not jobs:
+        if guilty is None:
             return None
-        job, slot = jobs[0]
-        return _Answer(job, "crashed", f"its worker process ended: {ending}", slot)
+        job, slot = guilty
+        return _Answer(job, "crashed", f"its worker process ended, twice: {ending}", slot)
 
     def _replace(self, worker: WorkerProcess) -> None:
         worker.stop()

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from coterie.core.errors import RunError
+
 
 @dataclass(frozen=True)
 class SharedTensor:
@@ -22,15 +24,18 @@ class SharedTensor:
 
     @classmethod
     def create(cls, shape: tuple[int, ...], dtype: torch.dtype) -> "SharedTensor":
-        """Zeros of that shape in fresh shared memory."""
+        """Zeros of that shape in fresh shared memory. Raises RunError when the system gives none."""
         num_bytes = max(1, torch.Size(shape).numel() * dtype.itemsize)
-        if hasattr(os, "memfd_create"):
-            fd = os.memfd_create("coterie")
-        else:
-            with tempfile.TemporaryFile() as file:
-                fd = os.dup(file.fileno())
-        os.truncate(fd, num_bytes)
-        return cls.attach(fd, shape, dtype)
+        try:
+            if hasattr(os, "memfd_create"):
+                fd = os.memfd_create("coterie")
+            else:
+                with tempfile.TemporaryFile() as file:
+                    fd = os.dup(file.fileno())
+            os.truncate(fd, num_bytes)
+            return cls.attach(fd, shape, dtype)
+        except OSError as error:
+            raise RunError(f"cannot share {num_bytes:,} bytes with the worker processes: {error.strerror}") from error
 
     @classmethod
     def copy_of(cls, source: Tensor, rows: Tensor | None = None) -> "SharedTensor":

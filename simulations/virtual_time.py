@@ -1,6 +1,7 @@
 """A clock for clients that do not exist: how long each would take, and who vanishes.
 
-A client needs ``seconds_per_example * records * passes * slowness`` virtual seconds. Slowness is drawn once per client;
+A client needs ``seconds_per_example * records * passes * slowness`` virtual seconds, with `local.steps`
+``seconds_per_example * steps * records per step * slowness``. Slowness is drawn once per client;
 vanishing is drawn per client and round. Both derive from the run's seed.
 """
 
@@ -32,8 +33,17 @@ def stragglers(num_clients: int, rng: np.random.Generator, /, share: float = 0.1
             f"simulation.slowness: share = {share}, factor = {factor}: need 0 <= share <= 1 and factor > 0"
         )
     factors = np.ones(num_clients)
-    factors[rng.choice(num_clients, round(share * num_clients), replace=False)] = factor
+    count = at_least_one(share, num_clients, "simulation.slowness.share")
+    factors[rng.choice(num_clients, count, replace=False)] = factor
     return factors
+
+
+def at_least_one(share: float, num_clients: int, key: str) -> int:
+    """How many clients a share is. Raises ConfigError for a share above 0 that rounds to nobody."""
+    count = round(share * num_clients)
+    if share and not count:
+        raise ConfigError(f"{key} = {share} of {num_clients} clients is nobody: give at least {1 / num_clients:.3g}")
+    return count
 
 
 SLOWNESS: Mapping[str, Callable[..., Factors]] = {"uniform": uniform, "lognormal": lognormal, "stragglers": stragglers}

@@ -15,21 +15,20 @@ from coterie.simulations.attacks import Attack
 
 @dataclass(frozen=True)
 class ClientSlice:
-    """Where a client's records lie: [start, split) for training, [split, end) kept for its own evaluation."""
+    """Where a client's records lie in the shared tensors: those it trains on, and those it evaluates on (the same ones,
+    or some that it keeps from training)."""
 
     id: str
-    start: int
-    split: int
-    end: int
+    training: slice
+    evaluation: slice
 
     @property
     def num_examples(self) -> int:
-        return self.split - self.start
+        return self.training.stop - self.training.start
 
     @property
-    def evaluation(self) -> slice:
-        """What it evaluates on: the records it kept, or all of its training records when it kept none."""
-        return slice(self.split, self.end) if self.end > self.split else slice(self.start, self.split)
+    def num_evaluation_examples(self) -> int:
+        return self.evaluation.stop - self.evaluation.start
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Worker:
     def train(self, index: int, round: int, slot: int) -> dict[str, float]:
         """Train one client from the shared global model and leave its update in a slot."""
         setup, client = self.setup, self.setup.clients[index]
-        rows = slice(client.start, client.split)
+        rows = client.training
         inputs, targets = self.shared["inputs"][rows], self.shared["targets"][rows]
         attacks = client.id in setup.attackers
         if attacks:
@@ -81,16 +80,16 @@ class Worker:
             setup.attack.poison_update(delta, torch_generator(setup.seed, "attack", round, client.id))
         return metrics
 
-    def evaluate(self, index: int) -> dict[str, float]:
+    def evaluate(self, index: int, round: int) -> dict[str, float]:
         """Evaluate the shared global model on one client's records."""
-        rows = self.setup.clients[index].evaluation
-        inputs, targets = self.shared["inputs"][rows], self.shared["targets"][rows]
-        return self.trainer.evaluate(self._global(), inputs, targets, self.setup.metrics)
+        client = self.setup.clients[index]
+        inputs, targets = self.shared["inputs"][client.evaluation], self.shared["targets"][client.evaluation]
+        return self.trainer.evaluate(self._global(), inputs, targets, self.setup.metrics, round, client.id)
 
     def outputs(self, start: int, end: int) -> None:
         """Outputs of the shared global model on held-out records [start, end), into the shared outputs."""
         inputs = self.shared["test_inputs"][start:end]
-        self.shared["outputs"][start:end] = self.trainer.outputs(self._global(), inputs)
+        self.shared["outputs"][start:end] = self.trainer.outputs(self._global(), inputs, start)
 
     def _global(self) -> Tensor:
         return self.shared["global"].to(self.trainer.model.device)

@@ -1,5 +1,6 @@
 """The coordinator's end of a worker process: start it, hand it its set-up, talk to it, end it."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -21,10 +22,13 @@ class WorkerProcess:
     """
 
     def __init__(self, log: Path | None = None) -> None:
+        self._log = log
         ours, theirs = socket.socketpair()
         lifeline, self._lifeline = os.pipe()
-        # One thread per worker and nothing else: two sets of BLAS threads on one core cost more than they give.
-        env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        # One thread per worker and nothing else: two sets of BLAS threads on one core cost more than they give. And a
+        # file in the working directory must not stand in for a module of Python's own.
+        env = os.environ | dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        env["PYTHONSAFEPATH"] = "1"
         with open(log, "ab") if log else open(os.devnull, "ab") as stderr:  # noqa: PTH123
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [sys.executable, "-m", "coterie.simulations.worker_main", str(theirs.fileno()), str(lifeline)],
@@ -50,14 +54,37 @@ class WorkerProcess:
         except ConnectionError:
             raise RunError(f"a worker process ended before its set-up: {self.how_it_ended()}") from None
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_stopped(self) -> bool:
+        """Whether something (SIGSTOP, a debugger) holds the process; False where the system cannot tell."""
+        if not hasattr(os, "waitid"):
+            return False
+        with contextlib.suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        return False
+
+    def was_killed(self) -> bool:
+        """Whether a signal ended the process, which has ended."""
+        return self._process.wait() < 0
+
     def how_it_ended(self) -> str:
         """Exit status in words."""
         code = self._process.wait()
         if code >= 0:
-            return f"exit status {code}"
+            return f"exit status {code}{self._last_words()}"
         name = signal.Signals(-code).name
         hint = ", as the system does when memory runs out" if -code == signal.SIGKILL else ""
         return f"killed by {name}{hint}"
+
+    def _last_words(self) -> str:
+        """The last line in the log, which all workers of a run share, and where to read on."""
+        if self._log is None:
+            return ""
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return f", {lines[-1].strip()[:300]!r} (see {self._log})" if lines else ""
 
     def stop(self) -> None:
         """End it and release its descriptors; safe to call twice."""

@@ -89,7 +89,7 @@ def test_neither_threads_nor_block_width_show_in_the_bits(monkeypatch):
     updates, weights = rows(2, 7, 10_001), torch.arange(1.0, 8.0)
     expected = Mean()(updates, weights)
     for threads, width in ((1, 100), (3, 1000), (4, 4097)):
-        monkeypatch.setattr(blocks, "num_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(blocks, "available_cores", lambda threads=threads: threads)
         monkeypatch.setattr(blocks, "WIDTH", width)
         assert torch.equal(Mean()(updates, weights), expected)
         assert torch.equal(Mean()(updates.T.contiguous().T, weights), expected)

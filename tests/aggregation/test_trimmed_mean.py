@@ -132,7 +132,7 @@ def test_neither_threads_nor_block_width_show_in_the_bits(monkeypatch, dtype):
     updates = rows(4, 11, 10_001).to(dtype)
     expected = TrimmedMean(3)(updates)
     for threads, width in ((1, 100), (3, 1000), (4, 4097)):
-        monkeypatch.setattr(blocks, "num_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(blocks, "available_cores", lambda threads=threads: threads)
         monkeypatch.setattr(blocks, "WIDTH", width)
         assert torch.equal(TrimmedMean(3)(updates), expected)
         assert torch.equal(TrimmedMean(3)(updates.T.contiguous().T), expected)

@@ -17,6 +17,8 @@ def test_cpu_is_always_there():
 
 
 def test_what_is_no_device_is_refused():
+    with pytest.raises(ConfigError, match=r"local\.device = 'cpu:7': this machine has no such device"):
+        choose_device("cpu:7")
     with pytest.raises(ConfigError, match=r"local\.device = 'gpu0': write auto, cpu, cuda"):
         choose_device("gpu0")
 

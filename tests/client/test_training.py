@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from coterie.client import LocalPlan, LocalTrainer
+from coterie.client import LocalPlan, LocalTrainer, measure
 from coterie.client.algorithms import SGD, Adam, Cosine, Exponential, FedProx, Step, clip_
+from coterie.core.errors import ConfigError, ModelError, TaskError
 from coterie.core.model_state import ModelState
 from coterie.core.run_config import RunConfig
 
@@ -239,8 +240,22 @@ def test_outputs_do_not_depend_on_training_mode_or_earlier_clients():
 def test_schedules():
     assert [Exponential(0.5).factor(r, 3) for r in (1, 2, 3)] == [1, 0.5, 0.25]
     assert [Step(2, 0.1).factor(r, 4) for r in (1, 2, 3, 4)] == [1, 1, 0.1, 0.1]
-    assert [round(Cosine(0.1).factor(r, 5), 3) for r in (1, 3, 5)] == [1, 0.55, 0.1]
-    assert [round(Cosine(warmup=3).factor(r, 10), 3) for r in (1, 2, 3, 4, 10)] == [0.25, 0.5, 0.75, 1, 0]
+    assert [round(Cosine(0.1).factor(r, 4), 3) for r in (1, 3, 5)] == [1, 0.55, 0.1]
+    assert [round(Cosine(warmup=3).factor(r, 9), 3) for r in (1, 2, 3, 4, 7)] == [0.25, 0.5, 0.75, 1, 0.5]
+    assert all(Cosine().factor(r, 10) > 0 for r in range(1, 11))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ({"name": "cosine", "warmup": 10}, "warmup = 10 leaves none of the 10 rounds: lower it"),
+        ({"name": "exponential", "gamma": 1e200}, r"local\.lr_schedule = 'exponential': "),
+        ({"name": "builtins:dict"}, "gives a dict, which is no Schedule: it has no factor"),
+    ],
+)
+def test_a_schedule_that_cannot_be_followed_is_refused(schedule, message):
+    with pytest.raises(ConfigError, match=message):
+        plan(lr_schedule=schedule)
 
 
 class Remembers(nn.Module):
@@ -275,3 +290,48 @@ def test_nothing_that_a_client_leaves_in_the_module_reaches_the_next_one():
     assert torch.equal(used.model.values, expected)
     used.train(start, *data(30, seed=6), 2, "c")
     assert torch.equal(used.outputs(start, inputs), outputs)
+
+
+class Noisy(nn.Module):
+    """Draws in training and in evaluation alike."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__()
+        self.layer = nn.Conv2d(1, 3, 3)
+
+    def forward(self, x):
+        return self.layer(x).mean((2, 3)) + torch.randn(3)
+
+
+def test_what_layers_draw_depends_on_the_job_alone():
+    images, targets = torch.randn(300, 1, 6, 6), torch.randint(0, 3, (300,))
+
+    def job(one, before):
+        start = one.model.values.clone()
+        before(one, start)
+        one.train(start, images, targets, 3, "a")
+        return one.model.values.clone(), one.outputs(start, images, 0)
+
+    fresh = job(trainer(Noisy(), epochs=1), lambda one, start: None)
+    used = job(trainer(Noisy(), epochs=1), lambda one, start: one.train(start, images[:50], targets[:50], 2, "b"))
+    drawn = job(trainer(Noisy(), epochs=1), lambda one, start: one.outputs(start, images, 256))
+    for other in (used, drawn):
+        assert all(torch.equal(a, b) for a, b in zip(fresh, other, strict=True))
+    one = trainer(Noisy())
+    assert not torch.equal(one.outputs(fresh[0], images, 0), one.outputs(fresh[0], images, 256))
+
+
+def test_another_models_state_is_refused():
+    one = trainer()
+    with pytest.raises(ModelError, match=r"expected 0\.weight float32\[8, 5\], got 0\.weight float32\[7, 5\]"):
+        one.model.load(ModelState.from_module(nn.Sequential(nn.Linear(5, 7))))
+
+
+def test_a_metric_that_raises_is_named():
+    def picky(outputs, targets):
+        raise ValueError("only one class is here")
+
+    outputs, targets = torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
+    with pytest.raises(TaskError, match="the metric 'auc' raised ValueError on 4 records: only one class is here"):
+        measure(outputs, targets, F.cross_entropy, {"auc": picky})

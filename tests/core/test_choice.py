@@ -66,3 +66,43 @@ def test_an_error_inside_the_users_module_is_told_with_its_text(tmp_path, monkey
     monkeypatch.setattr(sys, "path", list(sys.path))
     with pytest.raises(ConfigError, match="importing broken_rules_for_test failed with RuntimeError: no licence found"):
         complete(TABLE, Choice(name="broken_rules_for_test:Own"), "aggregator")
+
+
+class Meter:
+    """A type that neither TOML nor pydantic knows."""
+
+
+METER = Meter()
+
+
+@dataclass(frozen=True)
+class Odd:
+    meter: Meter = METER
+    shape: tuple[int, ...] = (2, 3)
+    limit: float | None = None
+
+
+def quits(code: int = 3) -> None:
+    raise SystemExit(code)
+
+
+def test_options_that_no_run_file_can_hold_keep_their_defaults_and_stay_out_of_it():
+    table = {"odd": Odd, "quits": quits}
+    assert complete(table, Choice(name="odd"), "aggregator") == Choice(name="odd", shape=(2, 3))
+    assert isinstance(build(table, Choice(name="odd", shape=[4]), "aggregator").meter, Meter)
+    with pytest.raises(ConfigError, match=r"aggregator\.meter = 'long': it takes a Meter, which no run file can hold"):
+        complete(table, Choice(name="odd", meter="long"), "aggregator")
+
+
+def test_a_number_in_quotes_is_refused():
+    with pytest.raises(ConfigError, match=r"aggregator\.f = '1' is text: write it without quotes"):
+        complete(TABLE, Choice(name="rule", f="1"), "aggregator")
+
+
+def test_a_callable_that_quits_or_gives_something_else_is_named():
+    with pytest.raises(ConfigError, match=r"aggregator = 'quits' raised SystemExit: 3"):
+        build({"quits": quits}, Choice(name="quits"), "aggregator")
+    with pytest.raises(ConfigError, match=r"aggregator = 'builtins:exit' raised SystemExit"):
+        build(TABLE, Choice(name="builtins:exit"), "aggregator")
+    with pytest.raises(ConfigError, match=r"partition = 'deal' gives a tuple, which is no Rule$"):
+        build(TABLE, Choice(name="deal"), "partition", [1], expects=Rule)

@@ -46,7 +46,7 @@ def test_integer_boolean_and_frozen_tensors_are_never_averaged():
 
 def test_codec_keeps_every_dtype_and_shape():
     state = ModelState.from_module(Everything())
-    back = ModelState.from_bytes(state.to_bytes())
+    back = read_archive(state.to_bytes())[0]
     assert back.layout == state.layout
     assert back.sha256() == state.sha256()
     for name, tensor in state.tensors().items():
@@ -54,6 +54,14 @@ def test_codec_keeps_every_dtype_and_shape():
         assert other.dtype == tensor.dtype
         assert other.shape == tensor.shape
         assert torch.equal(other, tensor)
+
+
+def test_the_codec_keeps_what_the_declared_dtype_would_round():
+    state = ModelState.from_module(Everything())
+    state = state.with_flat(state.flat + 1e-3 * torch.randn_like(state.flat))
+    back, _, _ = read_archive(state.to_bytes())
+    assert torch.equal(back.flat, state.flat)
+    assert back.layout == state.layout
 
 
 def test_encoding_the_same_state_gives_the_same_bytes():
@@ -104,7 +112,7 @@ def test_plain_safetensors_file_reads_back_as_a_state_dict(tmp_path):
 @pytest.mark.parametrize("data", [b"", b"not safetensors at all", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "])
 def test_foreign_bytes_are_refused(data):
     with pytest.raises(ModelError, match="not a model state"):
-        ModelState.from_bytes(data)
+        read_archive(data)
 
 
 def test_a_layout_difference_is_named():
@@ -112,6 +120,17 @@ def test_a_layout_difference_is_named():
     given_, _, _ = split(nn.Sequential(nn.Linear(2, 4)))
     with pytest.raises(ModelError, match=r"expected 0.weight float32\[3, 2\], got 0.weight float32\[4, 2\]"):
         check_layout(wanted, given_)
+
+
+def test_a_difference_in_what_is_not_averaged_is_named():
+    module, other = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    other.num_batches_tracked = torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(ModelError, match=r"expected num_batches_tracked int64\[3\], got num_batches_tracked int64\[\]"):
+        ModelState.from_module(module).load_into(other)
+    bare = nn.BatchNorm1d(2)
+    del bare.num_batches_tracked
+    with pytest.raises(ModelError, match="expected none, got num_batches_tracked"):
+        ModelState.from_module(module).load_into(bare)
 
 
 def test_a_model_without_trainable_parameters_is_refused():
@@ -135,7 +154,7 @@ def test_any_shapes_survive_the_codec(shapes, dtype):
         module.register_parameter(f"p{i}", nn.Parameter(torch.randn(shape).to(dtype)))
         module.register_buffer(f"b{i}", torch.randint(0, 9, shape))
     state = ModelState.from_module(module)
-    back = ModelState.from_bytes(state.to_bytes())
+    back = read_archive(state.to_bytes())[0]
     assert back.sha256() == state.sha256()
     assert {n: (t.dtype, t.shape) for n, t in back.tensors().items()} == {
         n: (t.dtype, t.shape) for n, t in state.tensors().items()

@@ -52,6 +52,9 @@ def test_overrides_win_over_the_file(tmp_path):
         ({"simulation__attackers": 0.2}, r"attackers = 0\.2 without an attack: set attack"),
         ({"simulation__attack": "sign_flip"}, r"attack = 'sign_flip' without attackers: set attackers"),
         ({"simulation__attackers": 1.5, "simulation__attack": "nan"}, r"attackers = 1\.5 is no share"),
+        ({"rounds": 2**63}, r"rounds = 9223372036854775808: Input should be less than or equal to 1000000000"),
+        ({"seed": 2**63}, r"seed = 9223372036854775808: Input should be less than"),
+        ({"name": "\udc80"}, r"name = '\\udc80' holds bytes that are no text"),
         ({"cohort": 3}, r"cohort = 3: Input should be a valid dictionary"),
     ],
 )
@@ -65,6 +68,10 @@ def test_a_broken_file_is_named(tmp_path):
     file.write_text("rounds = = 3")
     with pytest.raises(ConfigError, match=r"run\.toml is not valid TOML"):
         RunConfig.load(file)
+    for text in ("rounds = " + "9" * 5000, "name = " + "[" * 100_000):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=r"run\.toml is not valid TOML"):
+            RunConfig.load(file)
     with pytest.raises(ConfigError, match=r"cannot read the run file .*absent\.toml: No such file"):
         RunConfig.load(tmp_path / "absent.toml")
 
@@ -108,3 +115,14 @@ def test_options_without_a_name_belong_to_the_strategys_choice():
     assert config.local.algorithm == Choice(name="fedprox", mu=0.5)
     assert config.local.optimizer == Choice(name="sgd", momentum=0.9)
     assert load(strategy="trimmed_mean", aggregator__f=2).aggregator == Choice(name="trimmed_mean", f=2)
+
+
+def test_another_strategy_over_a_complete_file_takes_its_choices_with_it(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text(load(strategy="trimmed_mean", local__lr=0.3).resolve(50).to_toml())
+    other = RunConfig.load(file, {"strategy": "fedprox", "server_optimizer.momentum": 0.5}).resolve(50)
+    assert other.local.algorithm == Choice(name="fedprox")
+    assert other.aggregator == Choice(name="mean")
+    assert other.server_optimizer == Choice(name="sgd", momentum=0.5)
+    assert other.local.lr == 0.3
+    assert RunConfig.load(file, {"strategy": "trimmed_mean"}).aggregator == Choice(name="trimmed_mean", f=5)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.core.errors import ModelError, RunInUseError, StorageError
+from coterie.core.errors import RunError, RunInUseError, StorageError
 from coterie.core.model_state import ModelState
 from coterie.server.checkpoint import Checkpoint, CheckpointWriter, write_safely
 from coterie.server.run_directory import RunDirectory, is_in_use
@@ -57,7 +57,10 @@ def test_a_failed_write_keeps_the_old_one_and_is_raised(tmp_path):
 def test_a_damaged_checkpoint_is_refused(tmp_path):
     data = checkpoint().to_bytes()
     (tmp_path / "c").write_bytes(data[: len(data) // 2])
-    with pytest.raises(ModelError, match="not a model state"):
+    with pytest.raises(RunError, match=r"the checkpoint .*c is damaged: not a model state"):
+        Checkpoint.load(tmp_path / "c")
+    (tmp_path / "c").write_bytes(data.replace(b"empty_rounds", b"empty_round5"))
+    with pytest.raises(RunError, match="is damaged: 'empty_rounds'"):
         Checkpoint.load(tmp_path / "c")
 
 

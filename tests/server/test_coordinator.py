@@ -91,13 +91,12 @@ def test_the_mean_of_the_updates_moves_the_model(coordinate):
 def test_the_order_of_arrival_leaves_no_trace(coordinate, tmp_path):
     shas = set()
     for rule in (Mean(), TrimmedMean(1)):
-        for i, order in enumerate((list, lambda r: r[::-1], lambda r: r[2:] + r[:2])):
+        for order in (list, lambda r: r[::-1], lambda r: r[2:] + r[:2]):
             (tmp_path / "c.db").unlink(missing_ok=True)
             outcome, events, _ = coordinate(
                 lambda r: [update(r, math.sin(ord(r.client_id) * r.round))], rounds=3, aggregator=rule, order=order
             )
             shas.add((rule, outcome.model.sha256(), str(of(events, EventKind.ROUND_FINISHED)[-1]["metrics"])))
-            assert i < 3
     assert len(shas) == 2
 
 

@@ -13,42 +13,8 @@ from coterie.core.model_state import ModelState
 from coterie.core.run_config import RunConfig
 from coterie.server.checkpoint import Checkpoint
 from coterie.server.store import RunStatus, Store
-from coterie.simulations import simulate
 from coterie.simulations.preparation import initial_model
 from coterie.tasks import load_task
-
-
-class Run:
-    """A finished (or failed) simulation and its events."""
-
-    def __init__(self, home, **settings):
-        settings = {"rounds": 3, "simulation.workers": 2} | settings
-        self.config = RunConfig.load(overrides=settings)
-        self.events = []
-        self.error = None
-        try:
-            self.result = simulate(self.config, home, [self.events.append])
-            self.model = self.result.outcome.model
-        except Exception as error:
-            self.error = error
-
-    def of(self, kind):
-        return [event for event in self.events if event.kind is kind]
-
-    def rounds(self):
-        return [event.data for event in self.of(EventKind.ROUND_FINISHED)]
-
-
-@pytest.fixture
-def run(home, tiny_task):
-    def start(model="logistic", n=200, sites=10, marked=0, action="complain", expect_error=False, **settings):
-        task = {"name": tiny_task, "model": model, "n": n, "sites": sites, "marked": marked, "action": action}
-        one = Run(home, **({"task": task} | {k.replace("__", "."): v for k, v in settings.items()}))
-        if one.error and not expect_error:
-            raise one.error
-        return one
-
-    return start
 
 
 def test_the_number_of_workers_leaves_no_trace(run):
@@ -213,12 +179,37 @@ def test_the_files_of_a_run_tell_everything(run, home):
         ({"local__optimizer": {"name": "sgd", "nesterov": True}}, ConfigError, "nesterov needs a momentum above 0"),
         ({"local__lr_schedule": {"name": "step", "every": 0}}, ConfigError, "needs every >= 1"),
         ({"server_optimizer": {"name": "sgd", "lr": -1}}, ConfigError, "lr must be finite and above 0"),
-        ({"aggregator": "json:JSONDecoder"}, ConfigError, "cannot be called on updates"),
+        ({"aggregator": "json:JSONDecoder"}, ConfigError, "which is no Aggregator: it has no __call__"),
+        ({"server_optimizer": "builtins:dict"}, ConfigError, "gives a dict, which is no ServerOptimizer"),
+        (
+            {"local__optimizer": "builtins:dict"},
+            ConfigError,
+            "gives a dict, which is no Optimizer: it has no init, step",
+        ),
+        ({"aggregator": "builtins:exit"}, ConfigError, "'builtins:exit' raised SystemExit"),
+        ({"aggregator": {"name": "trimmed_mean", "f": "1"}}, ConfigError, r"aggregator\.f = '1' is text"),
         ({"aggregator": "os:sep"}, ConfigError, "that is a str, not a class or function"),
         (
             {"simulation__slowness": {"name": "lognormal", "sigma": float("inf")}},
             ConfigError,
             "sigma = inf: it must be",
+        ),
+        ({"simulation__slowness": {"name": "stragglers", "share": 0.01}}, ConfigError, "is nobody: give at least 0.1"),
+        (
+            {"simulation__attack": "nan", "simulation__attackers": 0.04},
+            ConfigError,
+            r"simulation\.attackers = 0\.04 of 10 clients is nobody: give at least 0\.1",
+        ),
+        ({"simulation__partition": "builtins:dict"}, ConfigError, "'builtins:dict'"),
+        (
+            {"simulation__clients": 4, "simulation__partition": {"name": "dirichlet", "min_records": 0}},
+            ConfigError,
+            r"simulation\.partition\.min_records = 0: a client needs at least 1 record",
+        ),
+        (
+            {"simulation__clients": 4, "simulation__partition": {"name": "quantity", "alpha": 1e308}},
+            ConfigError,
+            r"simulation\.partition\.alpha = 1e\+308: it must be above 0 and at most 1e\+06",
         ),
         ({"task": "tiny_task:fails"}, TaskError, "raised RuntimeError: the archive is locked"),
         ({"task": "tiny_task:forgets"}, TaskError, "returned dict: return a coterie.tasks.Task"),
