@@ -11,6 +11,7 @@ target is what perfect scaling would give.
 
 import argparse
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -23,13 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from coterie.core.cores import available_cores
 from coterie.core.events import Event, EventKind
 from coterie.core.run_config import RunConfig
 from coterie.simulations import simulate
 from coterie.tasks import Records, Task
 
 CLIENTS, COHORT, RECORDS, BATCH, LR = 200, 20, 300, 20, 0.05
-CORES = len(os.sched_getaffinity(0))
+CORES = available_cores()
 
 
 def mlp() -> nn.Module:
@@ -110,7 +112,9 @@ class SideBySide:
 
 
 def resident_bytes() -> float:
-    """Memory of this process without what it shares with the workers."""
+    """Memory of this process without what it shares with the workers; not a number where there is no /proc."""
+    if not Path("/proc/self/statm").exists():
+        return math.nan
     _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGESIZE")
 
@@ -143,7 +147,7 @@ def main() -> None:
         ours, loop = statistics.median(seen.rounds[1:]), statistics.median(seen.tight[1:])
         ratios[f"{model}_round_vs_tight_loop_per_core"] = entry(ours / (loop / CORES), 1.15)
         print(f"{model}: {ours:.4f} s per round; tight loop {loop:.4f} s, over {CORES} cores {loop / CORES:.4f} s")
-        if rounds >= 100:
+        if rounds >= 100 and not math.isnan(seen.memory[100]):
             growth = seen.memory[100] / seen.memory[10]
             ratios["parent_memory_round_100_vs_10"] = entry(growth, 1.02)
             early, late = seen.memory[10] / 1e6, seen.memory[100] / 1e6

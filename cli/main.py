@@ -1,6 +1,7 @@
 """The `coterie` command. Exit codes: 0 done, 1 failed, 2 wrong usage or run file, 130 interrupted."""
 
 import importlib.metadata
+import os
 import signal
 import sys
 from types import FrameType
@@ -9,6 +10,7 @@ from typing import Annotated
 import click
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from coterie.cli import demo, init, runs, simulate, tasks
 from coterie.core.errors import ConfigError, CoterieError
@@ -51,20 +53,18 @@ def main() -> None:
         # Not standalone: our own errors get through. typer gives 130 on Ctrl-C.
         code = app(standalone_mode=False)
     except CoterieError as error:
-        errors.print(f"[red]error:[/red] {_plain(error)}", soft_wrap=True)
+        errors.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
+        sys.exit(1)
+    except OSError as error:
+        errors.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
         sys.exit(1)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _plain(error: CoterieError) -> str:
-    from rich.markup import escape
-
-    return escape(str(error))
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

@@ -41,7 +41,7 @@ def parse_value(text: str) -> Any:
         return text
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, numbers without end, nesting without end
         return text
 
 

@@ -1,5 +1,6 @@
 """What a person sees while a run goes on: a bar on a terminal, a line every few seconds elsewhere."""
 
+import contextlib
 import time
 from pathlib import Path
 from types import TracebackType
@@ -24,11 +25,11 @@ class RunProgress:
         self._console = console
         self._quiet = quiet
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[measured]}"),
-            TextColumn("[dim]{task.fields[clients]}"),
+            TextColumn("{task.fields[measured]}", markup=False),
+            TextColumn("{task.fields[clients]}", style="dim", markup=False),
             TimeRemainingColumn(compact=True),
             console=console,
             disable=quiet or not console.is_terminal,
@@ -47,16 +48,23 @@ class RunProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        with contextlib.suppress(OSError, SystemExit):
+            self._bar.stop()
         if isinstance(error, KeyboardInterrupt):
-            said = "interrupted before the first round"
+            said = "interrupted before the run began: nothing is left of it"
             if isinstance(error, RunInterrupted):
                 again = command(self._home, "runs", "resume", error.run_id)
                 said = f"interrupted: `{again}` goes on from the last complete round"
             Console(stderr=True, highlight=False).print(said, soft_wrap=True, markup=False)
 
     def __call__(self, event: Event) -> None:
-        """Take one event."""
+        """Take one event. A terminal or a pipe that is gone ends the telling, never the run."""
+        try:
+            self._tell(event)
+        except (OSError, SystemExit):  # rich answers a closed pipe with SystemExit
+            self._quiet = True
+
+    def _tell(self, event: Event) -> None:
         if event.kind is EventKind.ROUND_FINISHED:
             data = event.data
             lost = data["failed"] + data["refused"]

@@ -1,23 +1,30 @@
-"""`coterie runs`: list, show, compare, report, resume."""
+"""`coterie runs`: list, show, compare, report, export, resume."""
 
 import json
+import math
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from coterie.cli.options import DEFAULT_HOME, HomeOption, JsonOption, QuietOption, command
 
 if TYPE_CHECKING:
     from coterie.server.store import RunRecord, Store
 
-app = typer.Typer(help="What has been run: list, show, compare, report, resume.", no_args_is_help=True)
+app = typer.Typer(help="What has been run: list, show, compare, report, export, resume.", no_args_is_help=True)
 
 RunArgument = Annotated[str, typer.Argument(help="The run's id, the beginning of it, or 'last'.", metavar="RUN")]
 RunsArgument = Annotated[list[str], typer.Argument(help="Runs: ids, beginnings of them, or 'last'.", metavar="RUN...")]
+
+_ANY_WIDTH = 1_000_000
+_KEY_WIDTH = 30
+_REASON = 400
 
 
 @app.command("list")
@@ -26,18 +33,26 @@ def list_runs(home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> N
 
     Example: coterie runs list
     """
-    rows = [_row(run, home) for run in _store(home).runs()]
+    store = _open(home)
+    rows = [_row(run, home) for run in store.runs()] if store else []
     if as_json:
-        typer.echo(json.dumps(rows))
+        _echo_json(rows)
         return
-    table = Table(Column("run", no_wrap=True), "label", "task", "strategy", "status", "rounds", "result", box=None)
+    if not rows:
+        typer.echo(_none_yet(home))
+        return
+    table = _table(
+        _whole("run", (row["run"] for row in rows)),
+        *("label", "task", "strategy"),
+        _whole("status", (row["status"] for row in rows)),
+        *("rounds", "result"),
+    )
     for row in rows:
-        metrics = "  ".join(
-            f"{name} {value:.4f}" for name, value in list(row["metrics"].items())[:1] if value is not None
-        )
+        result = _told(dict(list(row["metrics"].items())[:1]))
         done = f"{row['rounds_done']}/{row['rounds']}"
-        table.add_row(row["run"], row["name"], row["task"], row["strategy"], row["status"], done, metrics)
-    Console().print(table if rows else f"no runs in {home} yet: coterie simulate starts one", highlight=False)
+        cells = (row["run"], row["name"], row["task"], row["strategy"], row["status"], done, result)
+        table.add_row(*map(_text, cells))
+    _console().print(table)
 
 
 @app.command()
@@ -46,37 +61,31 @@ def show(run: RunArgument, home: HomeOption = DEFAULT_HOME, as_json: JsonOption 
 
     Example: coterie runs show last
     """
-    from collections import Counter
+    from coterie.server.report_data import by_round, ranked, read_story
 
-    from coterie.core.events import EventKind
-    from coterie.server.store import effective
-
-    store = _store(home)
-    record = store.find(run)
-    events = effective(store.events(record.id))
-    losses = [event.data for event in events if event.kind in (EventKind.CLIENT_FAILED, EventKind.UPDATE_REFUSED)]
-    lost = Counter(data["kind"] for data in losses)
-    example = {data["kind"]: data["reason"] for data in reversed(losses)}
-    evaluated = [event for event in events if event.kind is EventKind.EVALUATED]
-    reasons = [event.data["reason"] for event in events if event.kind is EventKind.RUN_FAILED]
-    row = _row(record, home) | {"lost": dict(lost.most_common()), "reason": reasons[-1] if reasons else None}
-    row["evaluations"] = {str(event.round): event.data["metrics"] for event in evaluated}
+    store, (record,) = _find(home, [run])
+    story = read_story(record, store.events(record.id))
+    row = _row(record, home)
+    lost = ranked(loss.word for loss in story.lost)
+    evaluations = by_round(story.held_out)
+    row |= {"lost": dict(lost), "reason": (story.reason or None) if row["status"] == "failed" else None}
     if as_json:
-        typer.echo(json.dumps(row))
+        _echo_json(row | {"evaluations": evaluations, "training": by_round(story.training)})
         return
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for key in ("run", "name", "task", "strategy", "status", "reason", "created", "directory"):
-        if row[key]:
-            table.add_row(key, str(row[key]))
-    table.add_row("rounds", f"{record.rounds_done} of {record.rounds}")
-    if evaluated:
-        metrics = "  ".join(f"{k} {v:.4f}" for k, v in evaluated[-1].data["metrics"].items() if v is not None)
-        table.add_row(f"round {evaluated[-1].round}", metrics)
-    for kind, count in lost.most_common():
-        table.add_row("lost", f"{count} x {kind}: {example[kind]}")
+    keys = ("run", "name", "task", "strategy", "status", "reason", "created", "directory")
+    lines = [(key, str(row[key])) for key in keys if row[key]]
+    lines.append(("rounds", f"{record.rounds_done} of {record.rounds}"))
+    lines += [(f"round {round}", _told(metrics)) for round, metrics in list(evaluations.items())[-1:]]
+    for word, count in lost:
+        reason = next(loss.reason for loss in story.lost if loss.word == word)
+        lines.append(("lost", f"{count} x {word}: {reason if len(reason) <= _REASON else f'{reason[:_REASON]}...'}"))
+    if story.diverged:
+        lines.append(("hint", f"training diverged: lower local.lr = {story.setting('local.lr')}"))
     if row["status"] in ("interrupted", "failed", "killed"):
-        table.add_row("next", command(home, "runs", "resume", record.id))
-    Console().print(table, highlight=False, soft_wrap=True, markup=False)
+        lines.append(("next", command(home, "runs", "resume", record.id)))
+    width = max(len(key) for key, _ in lines)
+    for key, value in lines:
+        _console().print(_text(f"{key:<{width}}  {value}"), soft_wrap=True)
 
 
 @app.command()
@@ -85,33 +94,22 @@ def compare(runs: RunsArgument, home: HomeOption = DEFAULT_HOME, as_json: JsonOp
 
     Example: coterie runs compare 20260101-101500-1a2b last
     """
-    import tomllib
+    from coterie.server.report_data import read_story
+    from coterie.server.report_labels import differences, settings
 
-    store = _store(home)
-    records = [store.find(run) for run in runs]
-    configs = [_flat(tomllib.loads(record.config)) for record in records]
-    keys = list(dict.fromkeys(key for config in configs for key in config))
-    differences = {
-        key: [config.get(key) for config in configs] for key in keys if len({repr(c.get(key)) for c in configs}) > 1
-    }
+    _, records = _find(home, runs)
+    ids = [record.id for record in records]
+    found = differences([settings(read_story(record, [])) for record in records])
     metrics = [(record.result or {}).get("metrics", {}) for record in records]
-    names = list(dict.fromkeys(name for one in metrics for name in one))
+    measured = {name: [one.get(name) for one in metrics] for name in dict.fromkeys(n for one in metrics for n in one)}
     if as_json:
-        typer.echo(json.dumps({
-            "runs": [record.id for record in records],
-            "differences": differences,
-            "metrics": {name: [one.get(name) for one in metrics] for name in names},
-        }, default=str))  # fmt: skip
+        _echo_json({"runs": ids, "differences": found, "metrics": measured})
         return
-    table = Table("", *[record.id for record in records], box=None)
-    for key, values in differences.items():
-        table.add_row(key, *["-" if value is None else str(value) for value in values])
-    table.add_section()
-    for name in names:
-        values = [one.get(name) for one in metrics]
-        table.add_row(name, *["-" if value is None else f"{value:.4f}" for value in values])
-    table.add_row("status", *[_status(record, home) for record in records])
-    Console().print(table, highlight=False, markup=False)
+    rows = {key: ["-" if value is None else str(value) for value in values] for key, values in found.items()}
+    rows |= {name: [_number(value) for value in values] for name, values in measured.items()}
+    rows["status"] = [_status(record, home) for record in records]
+    console = _console()
+    console.print(_side_by_side(ids, rows, console.width))
 
 
 @app.command()
@@ -140,14 +138,41 @@ def make_report(home: Path, runs: list[str], output: Path | None = None) -> Path
     from coterie.server.report import write_report
     from coterie.server.run_directory import run_path
 
-    store = _store(home)
-    records = [store.find(run) for run in runs]
+    store, records = _find(home, runs)
     path = output or run_path(home, records[0].id) / ("report.html" if len(records) == 1 else "comparison.html")
     try:
         write_report([(record, store.events(record.id)) for record in records], path)
     except OSError as error:
         raise StorageError(f"cannot write the report {path}: {error.strerror}") from None
     return path
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    home: HomeOption = DEFAULT_HOME,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The CSV file to write.", show_default="standard output")
+    ] = None,
+) -> None:
+    """Write one run's history as CSV: a row per round, with clients, losses, metrics and seconds.
+
+    Example: coterie runs export last --output history.csv
+    """
+    from coterie.core.errors import StorageError
+    from coterie.server.report_data import read_story
+    from coterie.server.report_history import history_csv
+
+    store, (record,) = _find(home, [run])
+    text = history_csv(read_story(record, store.events(record.id)))
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8", newline="")
+    except OSError as error:
+        raise StorageError(f"cannot write the history {output}: {error.strerror}") from None
+    typer.echo(output)
 
 
 @app.command()
@@ -168,17 +193,36 @@ def resume(
     from coterie.cli.simulate import tell
     from coterie.simulations import resume as go_on
 
-    record = _store(home).find(run)
+    _, (record,) = _find(home, [run])
     console = Console(stderr=as_json)
     with RunProgress(record.rounds, record.name or record.strategy, home, console, quiet) as progress:
         result = go_on(record.id, home, [progress], workers)
     tell(result, home, console, as_json)
 
 
-def _store(home: Path) -> "Store":
+def _open(home: Path) -> "Store | None":
+    """The store, or None where nothing has been run yet: who only reads makes nothing."""
     from coterie.server.store import Store
 
-    return Store(home / "coterie.db")
+    path = home / "coterie.db"
+    try:
+        there = path.exists()
+    except OSError:  # the store itself says what is wrong
+        there = True
+    return Store(path) if there else None
+
+
+def _find(home: Path, runs: Sequence[str]) -> "tuple[Store, list[RunRecord]]":
+    from coterie.core.errors import RunNotFoundError
+
+    store = _open(home)
+    if store is None:
+        raise RunNotFoundError(f"there is no run {runs[0]!r}: {_none_yet(home)}")
+    return store, [store.find(run) for run in runs]
+
+
+def _none_yet(home: Path) -> str:
+    return f"no runs in {home} yet: coterie simulate starts one"
 
 
 def _row(record: "RunRecord", home: Path) -> dict[str, Any]:
@@ -209,8 +253,55 @@ def _status(record: "RunRecord", home: Path) -> str:
     return record.status.value
 
 
-def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
+def _echo_json(data: Any) -> None:
+    from coterie.server.store import jsonable
+
+    typer.echo(json.dumps(jsonable(data), default=str, allow_nan=False))
+
+
+def _console() -> Console:
+    """As wide as the terminal; lines for a file or a pipe stay whole."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_ANY_WIDTH)
+
+
+def _side_by_side(ids: Sequence[str], rows: Mapping[str, Sequence[str]], width: int) -> Table:
+    """A column for each run, or a line for each where the columns do not fit."""
+    keys = min(max(map(len, rows)), _KEY_WIDTH)
+    if keys + sum(len(run) + 2 for run in ids) <= width:
+        table = _table(Column("", overflow="fold", min_width=keys), *(_whole(run, [run]) for run in ids))
+        for key, values in rows.items():
+            table.add_row(*map(_text, (key, *values)))
+        return table
+    table = _table(Column("", overflow="fold", min_width=keys), _whole("run", ids), "")
+    for key, values in rows.items():
+        for i, (run, value) in enumerate(zip(ids, values, strict=True)):
+            table.add_row(*map(_text, ("" if i else key, run, value)))
+    return table
+
+
+def _table(*columns: Column | str) -> Table:
+    made = [Column(column, overflow="fold") if isinstance(column, str) else column for column in columns]
+    return Table(*made, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+
+
+def _whole(head: str, texts: Iterable[str]) -> Column:
+    """A column that never cuts these texts."""
+    return Column(_text(head), overflow="fold", min_width=max(map(len, texts)))
+
+
+def _text(text: str) -> Text:
+    """Somebody's text as it is: no markup, one line."""
+    from coterie.server.report_history import visible
+
+    return Text(visible(text))
+
+
+def _told(metrics: Mapping[str, Any]) -> str:
+    return "  ".join(f"{name} {_number(value)}" for name, value in metrics.items())
+
+
+def _number(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.3g}"

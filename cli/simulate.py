@@ -79,8 +79,10 @@ def run_and_tell(config: "RunConfig", home: Path, as_json: bool, quiet: bool) ->
 
 def tell(result: "Result", home: Path, console: Console, as_json: bool) -> None:
     """The final table, and the JSON line when asked for."""
+    from coterie.server.store import jsonable
+
     if as_json:
-        typer.echo(json.dumps(summary(result)))
+        typer.echo(json.dumps(jsonable(summary(result)), allow_nan=False))
         return
     outcome = result.outcome
     rows = {metric: f"{value:.4f}" for metric, value in outcome.metrics.items()}

@@ -64,6 +64,10 @@ def _launch(
     store: Store,
     listeners: Sequence[Listener],
 ) -> "Result":
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # torch would end the process without a word of Python's
+        raise RunError("the working directory is gone: change to one that exists") from None
     with _directory(run_path(home, run_id), fresh=record is None) as directory, _workers(config, directory) as workers:
         from coterie.simulations.engine import execute
 
