@@ -156,8 +156,6 @@ class Cosine:
             raise ValueError(f"a cosine schedule needs 0 <= end <= 1 and warmup >= 0, got {self.end}, {self.warmup}")
 
     def factor(self, round: int, rounds: int) -> float:
-        if self.warmup >= rounds:
-            raise ValueError(f"warmup = {self.warmup} leaves none of the {rounds} rounds: lower it")
         if round <= self.warmup:
             return round / (self.warmup + 1)
         progress = (round - self.warmup - 1) / (rounds - self.warmup)
