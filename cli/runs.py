@@ -45,7 +45,8 @@ def list_runs(home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> N
         _whole("run", (row["run"] for row in rows)),
         *("label", "task", "strategy"),
         _whole("status", (row["status"] for row in rows)),
-        *("rounds", "result"),
+        _whole("rounds", (f"{row['rounds_done']}/{row['rounds']}" for row in rows)),
+        "result",
     )
     for row in rows:
         result = _told(dict(list(row["metrics"].items())[:1]))
@@ -84,8 +85,9 @@ def show(run: RunArgument, home: HomeOption = DEFAULT_HOME, as_json: JsonOption 
     if row["status"] in ("interrupted", "failed", "killed"):
         lines.append(("next", command(home, "runs", "resume", record.id)))
     width = max(len(key) for key, _ in lines)
+    console = _console()
     for key, value in lines:
-        _console().print(_text(f"{key:<{width}}  {value}"), soft_wrap=True)
+        console.print(_text(f"{key:<{width}}  {value}"), soft_wrap=True)
 
 
 @app.command()
@@ -105,9 +107,9 @@ def compare(runs: RunsArgument, home: HomeOption = DEFAULT_HOME, as_json: JsonOp
     if as_json:
         _echo_json({"runs": ids, "differences": found, "metrics": measured})
         return
-    rows = {key: ["-" if value is None else str(value) for value in values] for key, values in found.items()}
-    rows |= {name: [_number(value) for value in values] for name, values in measured.items()}
-    rows["status"] = [_status(record, home) for record in records]
+    rows = [(key, ["-" if value is None else str(value) for value in values]) for key, values in found.items()]
+    rows += [(name, [_number(value) for value in values]) for name, values in measured.items()]
+    rows.append(("status", [_status(record, home) for record in records]))
     console = _console()
     console.print(_side_by_side(ids, rows, console.width))
 
@@ -265,16 +267,16 @@ def _console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=_ANY_WIDTH)
 
 
-def _side_by_side(ids: Sequence[str], rows: Mapping[str, Sequence[str]], width: int) -> Table:
+def _side_by_side(ids: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], width: int) -> Table:
     """A column for each run, or a line for each where the columns do not fit."""
-    keys = min(max(map(len, rows)), _KEY_WIDTH)
-    if keys + sum(len(run) + 2 for run in ids) <= width:
-        table = _table(Column("", overflow="fold", min_width=keys), *(_whole(run, [run]) for run in ids))
-        for key, values in rows.items():
+    keys = Column("", overflow="fold", width=min(max(len(_text(key)) for key, _ in rows), max(_KEY_WIDTH, width // 4)))
+    if (keys.width or 0) + sum(len(run) + 2 for run in ids) <= width:
+        table = _table(keys, *(Column(_text(run), overflow="fold", min_width=len(run)) for run in ids))
+        for key, values in rows:
             table.add_row(*map(_text, (key, *values)))
         return table
-    table = _table(Column("", overflow="fold", min_width=keys), _whole("run", ids), "")
-    for key, values in rows.items():
+    table = _table(keys, _whole("run", ids), "")
+    for key, values in rows:
         for i, (run, value) in enumerate(zip(ids, values, strict=True)):
             table.add_row(*map(_text, ("" if i else key, run, value)))
     return table
@@ -286,8 +288,8 @@ def _table(*columns: Column | str) -> Table:
 
 
 def _whole(head: str, texts: Iterable[str]) -> Column:
-    """A column that never cuts these texts."""
-    return Column(_text(head), overflow="fold", min_width=max(map(len, texts)))
+    """A column that is never folded or cut, however narrow the terminal is."""
+    return Column(head, no_wrap=True, min_width=max(map(len, (head, *texts))))
 
 
 def _text(text: str) -> Text:

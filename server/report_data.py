@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coterie.core.events import Event, EventKind
-from coterie.server.store import RunRecord, effective
+from coterie.server.store import RunRecord, RunStatus, effective
 
 PHASES = ("train", "aggregate", "evaluate", "evaluate on clients")
 
 _LOWER_IS_BETTER = ("loss", "error", "mse", "rmse", "mae", "perplexity", "brier", "ece", "entropy", "deviance")
 _LARGEST = 1e100
+_RUNAWAY = ("not_finite", "magnitude")
 _ENDS = (EventKind.RUN_FINISHED, EventKind.RUN_FAILED, EventKind.RUN_INTERRUPTED)
 
 Curve = dict[int, float]
@@ -27,12 +28,18 @@ Curve = dict[int, float]
 
 @dataclass(frozen=True)
 class Loss:
-    """One client lost in one round. kind: "failed: late", "refused: norm", ..."""
+    """One client lost in one round. how: "failed" or "refused"; word: "late", "norm", ..."""
 
     round: int
-    kind: str
+    how: str
+    word: str
     client_id: str
     reason: str
+
+    @property
+    def kind(self) -> str:
+        """How and by which word: "failed: late"."""
+        return f"{self.how}: {self.word}"
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,7 @@ class RunStory:
     resumed: list[int] = field(default_factory=list[int])
     reason: str = ""
     num_parameters: int = 0
-    clock: float = math.nan
+    clocks: Curve = field(default_factory=Curve)
     wall: float = math.nan
 
     @property
@@ -86,6 +93,22 @@ class RunStory:
         """The metric that the task names first; the loss when there is no other."""
         names = [name for name in self.held_out if name != "loss"] or list(self.held_out)
         return names[0] if names else None
+
+    @property
+    def clock(self) -> float:
+        """The clients' virtual seconds from the start to the last round whose clock is known."""
+        return self.clocks[max(self.clocks)] if self.clocks else math.nan
+
+    @property
+    def diverged(self) -> bool:
+        """Whether training ran away by itself: it ends at a loss that is no number, or at updates too large to use."""
+        if self.setting("simulation.attackers") and self.setting("simulation.attack.name") != "none":
+            return False
+        kinds = ranked(loss.word for loss in self.lost)
+        if self.record.status is RunStatus.FAILED and kinds and kinds[0][0] in _RUNAWAY:
+            return True
+        losses = filter(None, (curves.get("loss") for curves in (self.held_out, self.training)))
+        return any(math.isnan(curve[max(curve)]) for curve in losses)
 
     @property
     def sha256(self) -> str:
@@ -131,13 +154,22 @@ def read_story(record: RunRecord, events: Sequence[Event]) -> RunStory:
             _add_seconds(story, "evaluate on clients", event.round, data.get("seconds"))
         elif event.kind in (EventKind.CLIENT_FAILED, EventKind.UPDATE_REFUSED):
             how = "failed" if event.kind is EventKind.CLIENT_FAILED else "refused"
-            kind = f"{how}: {data.get('kind') or 'unknown'}"
-            story.lost.append(Loss(event.round, kind, str(data.get("client_id")), str(data.get("reason") or "")))
+            word, client_id = str(data.get("kind") or "unknown"), str(data.get("client_id"))
+            story.lost.append(Loss(event.round, how, word, client_id, str(data.get("reason") or "")))
         elif event.kind is EventKind.RUN_FAILED:
             story.reason = str(data.get("reason") or "")
     if evaluations:
         story.clients = _clients(evaluations[-1], story.headline)
     return story
+
+
+def by_round(curves: Mapping[str, Curve]) -> dict[int, dict[str, float]]:
+    """Curves turned round: from a round to its values by name."""
+    found: dict[int, dict[str, float]] = {}
+    for name, curve in curves.items():
+        for round, value in curve.items():
+            found.setdefault(round, {})[name] = value
+    return dict(sorted(found.items()))
 
 
 def lower_is_better(metric: str) -> bool:
@@ -165,7 +197,8 @@ def _read_round(story: RunStory, event: Event) -> None:
     if data.get("empty"):
         story.empty[event.round] = str(data["empty"])
     clock = as_number(data.get("clock"))
-    story.clock = story.clock if math.isnan(clock) else clock
+    if math.isfinite(clock):
+        story.clocks[event.round] = clock
     for phase, value in _mapping(data.get("seconds")).items():
         _add_seconds(story, phase, event.round, value)
 

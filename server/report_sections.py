@@ -78,17 +78,19 @@ def curve_figures(runs: Runs) -> list[Figure]:
     """Metrics on the held-out set by round, the headline first, and the clients' mean training loss."""
     heads = [story.headline for _, story in runs if story.headline]
     names = [name for _, story in runs for name in story.held_out if name != "loss"]
-    figures = [_curve(runs, name, "held-out", f"Held-out {name}") for name in _unique(heads + names)]
-    figures.append(_curve(runs, "loss", "held-out", "Held-out loss") if "loss" not in heads else None)
+    shown = _unique([*_unique(heads + names)[:_MOST_CURVES], "loss"])
+    figures = [_curve(runs, name, "held-out", f"Held-out {name}") for name in shown]
     figures.append(_curve(runs, "loss", "training", "Mean training loss of the cohort"))
-    return [figure for figure in figures[: _MOST_CURVES + 2] if figure]
+    return [figure for figure in figures if figure]
 
 
 def metric_rows(runs: Runs) -> list[dict[str, Any]]:
     """Each run's first, best and last value of each metric on the held-out set, each with its round."""
     rows: list[dict[str, Any]] = []
     for label, story in runs:
-        for name, curve in list(story.held_out.items())[: _MOST_CURVES + 1]:
+        names = [name for name in story.held_out if name != "loss"]
+        for name in (*names[:_MOST_CURVES], "loss"):
+            curve = story.held_out.get(name, {})
             known = {round: value for round, value in sorted(curve.items()) if math.isfinite(value)}
             if known:
                 pick = min if lower_is_better(name) else max
@@ -126,7 +128,8 @@ def client_figures(runs: Runs) -> list[Figure]:
             note = note if not lower_is_better(metric) else "The value that each share of the clients stays below."
             legend = [(label, i) for i, label, _ in chosen]
         if svg:
-            figures.append(Figure(title, svg, note, legend))
+            places = " and ".join(_unique(clip(clients.on, 60) for _, _, clients in chosen))
+            figures.append(Figure(title, svg, f"Measured on their {places}. {note}".strip(), legend))
     return figures
 
 
