@@ -57,6 +57,8 @@ def options_of(table: Table, choice: Choice, key: str) -> dict[str, Any]:
     """Every option that the choice's class or function takes, as the types it asks for. Raises ConfigError."""
     target = find(table, choice, key)
     parameters = _parameters(target)
+    if "name" in parameters:
+        raise ConfigError(f"{key} = {choice.name!r}: a parameter cannot be called name, which names the choice itself")
     options = choice.options
     unknown = [name for name in options if name not in parameters]
     if unknown:

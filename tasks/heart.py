@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from coterie.core.errors import TaskError
+from coterie.core.errors import ConfigError
 from coterie.tasks.datasets import HEART
 from coterie.tasks.fetch import fetch
 from coterie.tasks.metrics import accuracy, auc, balanced_accuracy
@@ -68,7 +68,7 @@ def heart(model: str = "logistic") -> Task:
     width = inputs.shape[1]
     models = {"logistic": partial(linear, width, 2), "mlp": partial(mlp, width, [32], 2)}
     if model not in models:
-        raise TaskError(f"task.model = {model!r}: heart has {', '.join(models)}")
+        raise ConfigError(f"task.model = {model!r}: heart has {', '.join(models)}")
     return Task(
         name="heart",
         model=models[model],

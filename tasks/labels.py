@@ -46,7 +46,10 @@ def encode_labels(values: NDArray[np.generic], where: str) -> tuple[NDArray[np.i
 
 
 def encode_clients(values: NDArray[np.generic], where: str) -> NDArray[np.str_]:
-    """The client key of each record as text. values: array[N]. Raises DataError naming a record that has none."""
+    """The client key of each record as text. values: array[N].
+
+    Raises DataError naming a record that has none, or one with a NUL character.
+    """
     values = _one_per_record(values, where, "client keys")
     missing = _missing(values)
     if len(missing):
@@ -62,6 +65,10 @@ def _one_per_record(values: NDArray[np.generic], where: str, what: str) -> NDArr
         raise DataError(f"{where} has shape {list(values.shape)}: {what} are one value per record")
     if values.dtype.kind not in "OSUbiuf":
         raise DataError(f"{where} is {values.dtype}: {what} are text or whole numbers")
+    # numpy cuts these off at the end of a text: two values would become one.
+    for row, value in enumerate(values.tolist()):
+        if isinstance(value, str) and "\0" in value:
+            raise DataError(f"{where}: record {row + 1} is {value!r}, which holds a NUL character: take it out")
     return values
 
 

@@ -16,7 +16,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float:
     predicted, truth = _predicted(outputs), _labels(outputs, targets)
     if predicted.shape != truth.shape:
         raise ValueError(f"{list(predicted.shape)} predictions and {list(truth.shape)} targets")
-    return float((predicted == truth).float().mean())
+    return float((predicted == truth).double().mean())
 
 
 def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from coterie.core.errors import TaskError
+from coterie.core.errors import ConfigError
 from coterie.tasks.datasets import MNIST
 from coterie.tasks.fetch import fetch
 from coterie.tasks.metrics import accuracy
@@ -40,8 +40,8 @@ def mnist(model: str = "cnn") -> Task:
 
 
 def image_model(name: str, task: str) -> "partial[torch.nn.Module]":
-    """The factory of a model for 28 x 28 images of ten classes. Raises TaskError for an unknown name."""
+    """The factory of a model for 28 x 28 images of ten classes. Raises ConfigError for an unknown name."""
     models = {"cnn": partial(cnn, 1, 28, 10), "mlp": partial(mlp, 784, [128], 10)}
     if name not in models:
-        raise TaskError(f"task.model = {name!r}: {task} has {', '.join(models)}")
+        raise ConfigError(f"task.model = {name!r}: {task} has {', '.join(models)}")
     return models[name]

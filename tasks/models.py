@@ -1,5 +1,6 @@
 """Small models for the built-in tasks and for own data."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -32,9 +33,11 @@ def cnn(channels: int, size: int, num_classes: int, batch_norm: bool = False) ->
         norm = [nn.BatchNorm2d(outside)] if batch_norm else []
         return [nn.Conv2d(inside, outside, 5, padding=2), *norm, nn.ReLU(), nn.MaxPool2d(2)]
 
-    side = min(size // 4, 8)
-    # Large images are averaged down: a linear layer on thousands of inputs would not bear the usual learning rates.
-    pool = [nn.AdaptiveAvgPool2d(side)] if size // 4 > side else []
+    # Large images are averaged down to at most 8 x 8: a linear layer on thousands of inputs would not bear the usual
+    # learning rates. Not by AdaptiveAvgPool2d, whose backward is not deterministic on CUDA.
+    window = math.ceil(size // 4 / 8)
+    side = math.ceil(size // 4 / window)
+    pool = [nn.AvgPool2d(window, ceil_mode=True)] if window > 1 else []
     layers = [*block(channels, 16), *block(16, 32), *pool, nn.Flatten(), nn.Linear(32 * side**2, num_classes)]
     return nn.Sequential(*layers)
 

@@ -28,6 +28,7 @@ from coterie.tasks.tables import encode_column, read_table, values_of
 from coterie.tasks.task import Metric, Records, Task
 
 MAX_IMAGE_SIZE = 1024
+MAX_LAYERS, MAX_WIDTH = 32, 65536
 
 
 def table(
@@ -194,11 +195,13 @@ def _classification(
 
 def _dense_model(inputs: torch.Tensor, hidden: Sequence[int] | None, num_classes: int) -> "partial[nn.Module]":
     width = inputs[0].numel()
-    if any(size < 1 for size in hidden or ()):
-        raise ConfigError(f"task.hidden = {list(hidden or ())}: a layer is at least 1 wide")
-    if hidden:
-        return partial(mlp, width, list(hidden), num_classes)
-    return partial(_logistic, width, num_classes)
+    if not hidden:
+        return partial(_logistic, width, num_classes)
+    if len(hidden) > MAX_LAYERS:
+        raise ConfigError(f"task.hidden has {len(hidden)} layers: {MAX_LAYERS} are the most")
+    if any(not 1 <= size <= MAX_WIDTH for size in hidden):
+        raise ConfigError(f"task.hidden = {list(hidden)}: a layer is at least 1 and at most {MAX_WIDTH} wide")
+    return partial(mlp, width, list(hidden), num_classes)
 
 
 def _logistic(width: int, num_classes: int) -> nn.Module:

@@ -1,5 +1,6 @@
 """Tables from files, and their columns as numbers."""
 
+import codecs
 import math
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ def read_table(file: Path) -> dict[str, Any]:
         if kind in (".parquet", ".pq"):
             table = parquet.read_table(file)
         elif kind in (".csv", ".tsv", ".txt"):
-            parse = csv.ParseOptions(delimiter="\t" if kind == ".tsv" else ",")
+            separator = "\t" if kind == ".tsv" else ","
+            _check_text(file, separator)
+            parse = csv.ParseOptions(delimiter=separator)
             table = csv.read_csv(
                 file, parse_options=parse, convert_options=csv.ConvertOptions(strings_can_be_null=True)
             )
@@ -42,16 +45,37 @@ def read_table(file: Path) -> dict[str, Any]:
     return dict(zip(names, table.columns, strict=True))
 
 
+def _check_text(file: Path, separator: str) -> None:
+    """Raise DataError for what a spreadsheet may write and the reader would take for a table of one column."""
+    with file.open("rb") as stream:
+        header = stream.readline(1 << 16)
+    if header.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in header[:4]:
+        raise DataError(f"{file} is UTF-16 or binary: save it as UTF-8")
+    if separator.encode() in header:
+        return
+    for other, name in ((b";", "semicolons"), (b"\t", "tabs"), (b",", "commas")):
+        if other in header:
+            raise DataError(
+                f"{file} is separated by {name}, it seems: save it separated by commas as .csv (or by tabs as .tsv), "
+                "with points in decimal numbers"
+            )
+
+
 def values_of(column: Any, where: str, exact: bool = False) -> NDArray[np.generic]:
     """An Arrow column as float64[N] with NaN for missing numbers, or as objects[N] (text, None where missing).
 
     exact: whole numbers become text too, as classes and clients need (no digit is lost). Raises DataError naming the
-    column for a kind of value that is neither.
+    column for a kind of value that is neither, and for dates, unless exact.
     """
     import pyarrow as pa
 
     kind = column.type
     whole = pa.types.is_integer(kind)
+    if pa.types.is_temporal(kind) and not exact:
+        raise DataError(
+            f"{where} holds dates or times ({kind}): make it a number (days since ..., say), "
+            "or leave it out with features"
+        )
     try:
         if not (whole and exact) and (whole or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
             return column.cast(pa.float64(), safe=False).to_numpy()

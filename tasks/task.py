@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -48,8 +48,8 @@ class Task:
     model: makes a fresh torch module; called under the run's seed. Its output goes to `loss` and to `metrics`.
     train: the records that the clients hold. test: the held-out global set.
     loss: mean loss of a batch. metrics: each on a whole set; the first one is the headline.
-    num_classes: size of the label set when targets are integer class labels, else None (label partitions then do not
-    apply).
+    num_classes: size of the label set when targets are one integer class label per record, else None (label partitions
+    then do not apply).
     """
 
     name: str
@@ -59,5 +59,4 @@ class Task:
     loss: Loss
     metrics: Mapping[str, Metric]
     num_classes: int | None = None
-    about: str = ""
-    label_names: tuple[str, ...] = field(default=())
+    label_names: tuple[str, ...] = ()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from coterie.core.choice import Choice
-from coterie.core.errors import DataError, TaskError
+from coterie.core.errors import ConfigError, DataError
 from coterie.core.model_state import ModelState
 from coterie.core.run_config import RunConfig
 from coterie.simulations import simulate
@@ -80,5 +80,5 @@ def test_fashion_mnist_is_complete_or_says_how_to_get_it():
 
 @pytest.mark.parametrize("name", ["mnist", "heart"])
 def test_an_unknown_model_is_refused_with_those_there_are(name):
-    with pytest.raises(TaskError, match=r"task\.model = 'vgg': .* has .*mlp"):
+    with pytest.raises(ConfigError, match=r"task\.model = 'vgg': .* has .*mlp"):
         load_task(Choice(name=name, model="vgg"))

@@ -123,6 +123,11 @@ def test_mistakes_in_a_table_are_named(tmp_path, change, options, message):
         ("ragged.csv", b"a,ill\n1,yes\n2\n", r"cannot read the table .*ragged\.csv.*[Ee]xpected 2 columns"),
         ("twice.csv", b"a,a,ill\n1,2,yes\n1,2,no\n", r"twice\.csv has two columns named 'a'"),
         ("broken.parquet", b"PAR0", r"cannot read the table .*broken\.parquet"),
+        ("wide.csv", "a,ill\n1,yes\n2,no\n".encode("utf-16"), r"wide\.csv is UTF-16 or binary: save it as UTF-8"),
+        ("bare.csv", "a,ill\n1,yes\n2,no\n".encode("utf-16-le"), r"bare\.csv is UTF-16 or binary: save it as UTF-8"),
+        ("excel.csv", b"a;ill\n1,5;yes\n2,5;no\n", r"excel\.csv is separated by semicolons, .*: save it .* by commas"),
+        ("tabs.csv", b"a\till\n1\tyes\n2\tno\n", r"tabs\.csv is separated by tabs, it seems"),
+        ("commas.tsv", b"a,ill\n1,yes\n2,no\n", r"commas\.tsv is separated by commas, it seems"),
         ("sheet.xlsx", b"", r"sheet\.xlsx: tables are read from \.csv, \.tsv or \.parquet"),
     ],
 )
@@ -145,7 +150,9 @@ def test_files_that_are_no_table_are_named(tmp_path, name, content, message):
         ({"features": ["age", "ill"]}, r"task\.features has 'ill', which is the target"),
         ({"features": ["age", "age"]}, r"task\.features has 'age' twice"),
         ({"client": "ill"}, r"task\.client = 'ill': that is the target"),
-        ({"hidden": [8, 0]}, r"task\.hidden = \[8, 0\]: a layer is at least 1 wide"),
+        ({"hidden": [8, 0]}, r"task\.hidden = \[8, 0\]: a layer is at least 1 and at most 65536 wide"),
+        ({"hidden": [10**12]}, r"task\.hidden = \[1000000000000\]: a layer is at least 1 and at most 65536 wide"),
+        ({"hidden": [1] * 33}, r"task\.hidden has 33 layers: 32 are the most"),
         ({"hiden": [8]}, r"task\.hiden: 'table' has no such option"),
     ],
 )
@@ -168,6 +175,29 @@ def test_columns_of_other_kinds_only_matter_when_they_are_used(tmp_path):
     assert table_task(str(tmp_path / "t.parquet"), features=["age"]).train.inputs.shape == (48, 1)
     with pytest.raises(DataError, match=r"column 'scan' holds list<.*>: only numbers and text can be used"):
         table_task(str(tmp_path / "t.parquet"))
+
+
+@pytest.mark.parametrize("form", ["2024-05-{:02}", "2024-05-{:02} 10:30:00", "2024-05-{:02}T10:30:00Z", "10:{:02}:00"])
+def test_dates_are_refused_as_features_and_serve_as_clients(tmp_path, form):
+    path = write_csv(tmp_path / "t.csv", rows(), seen=[form.format(1 + i % 20) for i in range(60)])
+    with pytest.raises(
+        DataError, match=r"column 'seen' holds dates or times .*: make it a number \(days since .*leave"
+    ):
+        table_task(path)
+    assert len(set(table_task(path, client="seen").train.keys)) == 20
+    assert table_task(path, features=["age", "sex"]).train.inputs.shape == (48, 3)
+
+
+@pytest.mark.parametrize(("column", "option"), [("site", {"client": "site"}), ("ill", {})])
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_nul_characters_do_not_make_one_client_or_class_of_two(tmp_path, column, option, kind):
+    path, table = tmp_path / f"t.{kind}", rows() | {column: ["yes", "no", "yes\0"] * 20}
+    if kind == "csv":
+        write_csv(path, table)
+    else:
+        parquet.write_table(pa.table(table), path)
+    with pytest.raises(DataError, match=rf"column '{column}': record 3 is 'yes\\x00', which holds a NUL character"):
+        table_task(str(path), **option)
 
 
 def test_text_that_is_not_utf8_is_named(tmp_path):

@@ -81,11 +81,114 @@ def broken():
         ({"metrics": {"loss": accuracy}}, "own has a metric named loss"),
         ({"loss": lambda outputs, targets: outputs}, "the loss must return a scalar tensor"),
         ({"metrics": {"f1": lambda outputs, targets: 1 / 0}}, "the metric f1 raised ZeroDivisionError"),
+        ({"metrics": {"f1": lambda outputs, targets: None}}, "the metric f1 must return one number, got NoneType"),
+        ({"metrics": {"f1": lambda outputs, targets: "0.5"}}, "the metric f1 must return one number, got str"),
+        ({"metrics": {"f1": lambda outputs, targets: 1j}}, "the metric f1 must return one number, got complex"),
+        ({"metrics": {"f1": lambda outputs, targets: outputs}}, r"f1 must return one number, got shape \[4, 2\]"),
+        ({"metrics": {"f1": lambda outputs, targets: sys.exit(3)}}, "the metric f1 raised SystemExit: 3"),
+        ({"model": lambda: sys.exit(3)}, "the model factory raised SystemExit: 3"),
+        ({"model": lambda: nn.LazyLinear(2)}, "task own: parameter 'weight' has no shape yet"),
+        (
+            {"train": Records(torch.zeros(3, 3), torch.zeros(3, 4, 5).long())},
+            r"train: targets have shape \[3, 4, 5\]: num_classes is for one label per record: leave num_classes out",
+        ),
+        (
+            {"train": Records(torch.zeros(2, 3), torch.zeros(2).long(), np.array(["a", "b\0c"]))},
+            r"train: record 1 has the client key 'b\\x00c', which holds a NUL character",
+        ),
     ],
 )
 def test_what_is_unfit_is_named(change, message):
     with pytest.raises(TaskError, match=message):
         check_task(make(**change), "own")
+
+
+def double(**change):
+    inputs, targets = torch.zeros(8, 3, dtype=torch.float64), torch.tensor([0, 1] * 4)
+    return make(**{"train": Records(inputs, targets), "test": Records(inputs, targets)} | change)
+
+
+def to_number(**change):
+    inputs, targets = torch.zeros(8, 3), torch.zeros(8, 1, dtype=torch.float64)
+    records, metrics = Records(inputs, targets), {"error": lambda outputs, targets: F.l1_loss(outputs, targets)}
+    return make(model=lambda: nn.Linear(3, 1), train=records, test=records, loss=F.huber_loss, metrics=metrics,
+                num_classes=None, **change)  # fmt: skip
+
+
+class InTraining(nn.Module):
+    def __init__(self, act):
+        super().__init__()
+        self.layer, self.act = nn.Linear(3, 2), act
+
+    def forward(self, x):
+        return self.act(self.layer(x)) if self.training else self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (double(model=lambda: nn.Linear(3, 2).double()), "raised RuntimeError.*make the inputs and the model float32"),
+        (to_number(), "raised RuntimeError.*: clients compute in float32, make the targets float32"),
+        (make(model=lambda: InTraining(lambda x: (x, x))), "raised TypeError"),
+        (make(model=lambda: InTraining(lambda x: sys.exit(4))), "raised SystemExit: 4"),
+        (make(model=lambda: InTraining(lambda x: x.detach())), "the loss does not depend on the model's parameters"),
+        (make(loss=lambda outputs, targets: torch.ones(())), "the loss does not depend on the model's parameters"),
+        (
+            make(
+                model=lambda: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)),
+                train=Records(torch.zeros(1, 3), torch.zeros(1).long()),
+            ),
+            "raised ValueError: Expected more than 1 value per channel",
+        ),
+    ],
+)
+def test_what_would_fail_in_every_clients_training_is_named(task, message):
+    with pytest.raises(TaskError, match=f"task own: training on train records.*{message}"):
+        check_task(task, "own")
+
+
+def test_inputs_in_double_precision_for_a_model_in_single_are_named():
+    with pytest.raises(TaskError, match=r"the model on train records raised RuntimeError.*make the inputs float32$"):
+        check_task(double(), "own")
+
+
+def test_checking_leaves_the_callers_random_state_the_records_and_the_module_alone():
+    module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2), nn.Dropout(), nn.ReLU(inplace=True))
+    inputs, before = torch.randn(8, 3), {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    copy, state = inputs.clone(), torch.get_rng_state()
+    model, targets = nn.Sequential(nn.ReLU(inplace=True), module, nn.RReLU()), torch.zeros(8).long()
+    check_task(make(model=lambda: model, train=Records(inputs, targets), test=Records(inputs, targets)), "own")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(inputs, copy)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1, np.float32(0.5), torch.tensor(0.5), True])
+def test_a_metric_may_return_any_number_even_none_at_all(value):
+    check_task(make(metrics={"own": lambda outputs, targets: value}), "own")
+
+
+def test_masks_are_targets_like_any_other_without_num_classes():
+    records = Records(torch.zeros(6, 3, 4, 4), torch.zeros(6, 4, 4).long())
+    pixels = {"accuracy": lambda outputs, targets: (outputs.argmax(1) == targets).double().mean()}
+    change = {"model": lambda: nn.Conv2d(3, 2, 1), "train": records, "test": records, "metrics": pixels}
+    check_task(make(**change, num_classes=None), "own")
+
+
+def test_ctrl_c_is_not_taken_for_a_mistake_in_the_task():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check_task(make(model=interrupted), "own")
+
+
+def test_accuracy_counts_every_record():
+    outputs = torch.ones(1, 1).expand(2**24 + 4, 1)
+    targets = torch.ones(2**24 + 4, dtype=torch.int64)
+    targets[0] = 0
+    assert accuracy(outputs, targets) == (2**24 + 3) / (2**24 + 4)
 
 
 def test_metrics_on_small_cases_by_hand():
@@ -153,6 +256,12 @@ OWN_MODULE = """
 NUMBER = 3
 def fails(): raise KeyError("age")
 def leaves(): raise SystemExit(0)
+def interrupted(): raise KeyboardInterrupt
+def recurses(): return recurses()
+def named(name="mnist"): return None
+class Callable:
+    def __call__(self): raise KeyError("age")
+called = Callable()
 def forgets(): return None
 """
 
@@ -162,6 +271,9 @@ def forgets(): return None
     [
         ("own_module:fails", TaskError, r"own_module:fails \(.*own_module\.py\) raised KeyError: 'age'"),
         ("own_module:leaves", TaskError, r"own_module:leaves \(.*\) raised SystemExit: 0"),
+        ("own_module:recurses", TaskError, r"own_module:recurses \(.*\) raised RecursionError"),
+        ("own_module:named", ConfigError, r"own_module:named.: a parameter cannot be called name"),
+        ("own_module:called", TaskError, r"own_module:called \(\?\) raised KeyError: 'age'"),
         ("own_module:forgets", TaskError, r"own_module:forgets returned NoneType: return a coterie\.tasks\.Task"),
         ("own_module:NUMBER", ConfigError, r"task = 'own_module:NUMBER': that is a int"),
         ("own_module:absent", ConfigError, r"the module own_module \(.*\) has no 'absent'"),
@@ -170,7 +282,8 @@ def forgets(): return None
             ConfigError,
             r"importing own_broken failed with ModuleNotFoundError: No module named 'nosuch'",
         ),
-        ("own_script:make", TaskError, r"own_script:make: its module called sys\.exit\(2\) when imported"),
+        ("own_script:make", ConfigError, r"importing own_script failed with SystemExit: 2"),
+        ("own_deep:make", ConfigError, r"importing own_deep failed with RecursionError"),
         ("minst", ConfigError, r"there is no 'minst': choose one of .*mnist"),
     ],
 )
@@ -178,11 +291,20 @@ def test_a_function_that_cannot_give_a_task_is_named_with_the_reason(tmp_path, m
     (tmp_path / "own_module.py").write_text(OWN_MODULE)
     (tmp_path / "own_broken.py").write_text("import nosuch\n")
     (tmp_path / "own_script.py").write_text("import sys\nsys.exit(2)\n")
+    (tmp_path / "own_deep.py").write_text("def deep(): deep()\ndeep()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own_module", raising=False)
     with pytest.raises(error, match=message) as raised:
         load_task(Choice(name=name))
     assert isinstance(raised.value, CoterieError)
+
+
+def test_ctrl_c_in_a_users_function_is_ctrl_c(tmp_path, monkeypatch):
+    (tmp_path / "own_module.py").write_text(OWN_MODULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_module", raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        load_task(Choice(name="own_module:interrupted"))
 
 
 def test_the_example_in_the_docs_is_a_fit_task(tmp_path, monkeypatch):
