@@ -245,8 +245,8 @@ class RunConfig(_Section):
 
     @classmethod
     def _overridden(cls, data: dict[str, Any], overrides: Mapping[str, Any] | None, where: str) -> "RunConfig":
-        strategy = (overrides or {}).get("strategy", data.get("strategy"))
-        if strategy != data.get("strategy", "fedavg"):
+        old = data.get("strategy", "fedavg")
+        if (overrides or {}).get("strategy", old) != old:
             # The file's choices are those of the strategy that is given up.
             for key in STRATEGIES["fedavg"]:
                 _drop(data, key)

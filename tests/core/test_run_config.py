@@ -126,3 +126,11 @@ def test_another_strategy_over_a_complete_file_takes_its_choices_with_it(tmp_pat
     assert other.server_optimizer == Choice(name="sgd", momentum=0.5)
     assert other.local.lr == 0.3
     assert RunConfig.load(file, {"strategy": "trimmed_mean"}).aggregator == Choice(name="trimmed_mean", f=5)
+
+
+def test_a_file_without_a_strategy_keeps_its_choices(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('aggregator = { name = "trimmed_mean", f = 2 }')
+    assert RunConfig.load(file).aggregator == Choice(name="trimmed_mean", f=2)
+    assert RunConfig.load(file, {"rounds": 3}).aggregator == Choice(name="trimmed_mean", f=2)
+    assert RunConfig.load(file, {"strategy": "fedavg"}).aggregator == Choice(name="trimmed_mean", f=2)
