@@ -12,8 +12,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from coterie.core.errors import RunError
-
 
 class WorkerProcess:
     """One worker. It starts importing at once; `configure` sends what it needs as soon as that is known.
@@ -48,11 +46,9 @@ class WorkerProcess:
 
     def configure(self, payload: bytes, fds: Sequence[int]) -> None:
         """Send the pickled `Setup` and the descriptors of its shared tensors."""
-        try:
+        with contextlib.suppress(ConnectionError):  # that it has ended is noticed when the end of its stream is read
             self.connection.send((list(sys.path), payload))
             socket.send_fds(self._socket, [b"f"], list(fds))
-        except ConnectionError:
-            raise RunError(f"a worker process ended before its set-up: {self.how_it_ended()}") from None
 
     @property
     def pid(self) -> int:
