@@ -34,8 +34,9 @@ def demo(
 
     console = Console()
     console.print(
-        "200 clients with 20 real images each on average (Dirichlet 0.3 by label), 20 clients per round.\n"
-        "In the first two runs 20 clients attack: they send -10 times their update.",
+        "200 clients with 20 real images each on average (Dirichlet 0.3 by label),\n"
+        "20 clients per round. In the first two runs 20 clients attack: they send -10\n"
+        "times their update.",
         highlight=False,
     )
     base = {
@@ -58,8 +59,9 @@ def demo(
     console.print(table, highlight=False)
     mean, robust, clean = (result.outcome.metrics["accuracy"] for result in results.values())
     console.print(
-        f"20 attackers in 200 bring the mean down to {mean:.0%} (guessing gives 10%). The trimmed mean drops the 5\n"
-        f"smallest and the 5 largest values of each coordinate: {robust:.1%} with the attackers, {clean:.1%} without.",
+        f"20 attackers in 200 bring the mean down to {mean:.0%} (guessing gives 10%).\n"
+        f"The trimmed mean drops the 5 smallest and the 5 largest values of each\n"
+        f"coordinate: {robust:.1%} with the attackers, {clean:.1%} without.",
         highlight=False,
     )
     runs = [result.run_id for result in results.values()]

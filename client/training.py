@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,12 +19,10 @@ from coterie.client.algorithms import (
 )
 from coterie.client.flat_model import FlatModel
 from coterie.core.choice import build
-from coterie.core.errors import ConfigError, TaskError
+from coterie.core.errors import ConfigError
 from coterie.core.run_config import LocalConfig
 from coterie.core.seeding import derive_seed, torch_generator
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-Metrics = Mapping[str, Callable[[Tensor, Tensor], float]]
+from coterie.tasks.task import Loss, Metric, measure
 
 BLOCK_VALUES = 1 << 20
 """Input values gathered at once: whole batches are cut from a block, which is cheaper than gathering each."""
@@ -129,7 +127,7 @@ class LocalTrainer:
         return torch.cat(parts)
 
     def evaluate(
-        self, values: Tensor, inputs: Tensor, targets: Tensor, metrics: Metrics, round: int, client_id: str
+        self, values: Tensor, inputs: Tensor, targets: Tensor, metrics: Mapping[str, Metric], round: int, client_id: str
     ) -> dict[str, float]:
         """Loss and metrics of the model with `values[D]` on a client's records."""
         return measure(self.outputs(values, inputs, round, client_id), targets, self.loss, metrics)
@@ -190,18 +188,3 @@ class LocalTrainer:
         if self.plan.config.precision == "bfloat16":
             return torch.autocast(self.model.device.type, dtype=torch.bfloat16)
         return contextlib.nullcontext()
-
-
-def measure(outputs: Tensor, targets: Tensor, loss: Loss, metrics: Metrics) -> dict[str, float]:
-    """Metrics in the task's order, then the mean loss, of outputs[N, ...] against targets[N, ...].
-
-    Raises TaskError naming the metric or the loss that raised.
-    """
-    values: dict[str, float] = {}
-    for name, function in (*metrics.items(), ("loss", loss)):
-        try:
-            values[name] = float(function(outputs, targets))
-        except Exception as error:
-            what = "the loss" if name == "loss" else f"the metric {name!r}"
-            raise TaskError(f"{what} raised {type(error).__name__} on {len(outputs)} records: {error}") from error
-    return values

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from coterie.client import measure
+from coterie.client.worker_process import WorkerProcess
 from coterie.core.errors import ModelError, RunError, RunInterrupted
 from coterie.core.events import EventKind, Listener
 from coterie.core.model_state import ModelState, state_dict_bytes
@@ -31,8 +31,8 @@ from coterie.simulations.preparation import (
     make_rules,
 )
 from coterie.simulations.process_channel import ProcessChannel
-from coterie.simulations.worker_process import WorkerProcess
 from coterie.tasks import Task, load_task
+from coterie.tasks.task import measure
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coterie.client.worker_process import WorkerProcess
 from coterie.core.cores import available_cores
 from coterie.core.errors import RunError, RunInterrupted
 from coterie.core.events import Listener
 from coterie.core.run_config import DEFAULT_COHORT, RunConfig
 from coterie.server.run_directory import RunDirectory, default_home, run_path
 from coterie.server.store import RunRecord, RunStatus, Store
-from coterie.simulations.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
     from coterie.simulations.engine import Result

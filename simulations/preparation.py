@@ -8,7 +8,11 @@ import numpy as np
 import torch
 
 from coterie.aggregation import AGGREGATORS, SERVER_OPTIMIZERS, Aggregator, PreconditionError, ServerOptimizer
-from coterie.client import LOCAL_ALGORITHMS, OPTIMIZERS, SCHEDULES, LocalPlan, choose_device
+from coterie.client.algorithms import LOCAL_ALGORITHMS, OPTIMIZERS, SCHEDULES
+from coterie.client.devices import choose_device
+from coterie.client.shared_tensor import SharedTensor
+from coterie.client.training import LocalPlan
+from coterie.client.worker_process import WorkerProcess
 from coterie.core.choice import Choice, Table, build, complete
 from coterie.core.errors import ConfigError
 from coterie.core.model_state import ModelState
@@ -17,10 +21,8 @@ from coterie.core.seeding import derive_seed, numpy_generator
 from coterie.simulations.attacks import ATTACKS, Attack
 from coterie.simulations.partitions import PARTITIONS, Partition, Population
 from coterie.simulations.process_channel import Clock, ProcessChannel
-from coterie.simulations.shared_tensor import SharedTensor
 from coterie.simulations.virtual_time import SLOWNESS, Factors, at_least_one
 from coterie.simulations.worker import ClientSlice, Setup
-from coterie.simulations.worker_process import WorkerProcess
 from coterie.tasks import TASKS, Task
 
 DEFAULT_CLIENTS = 100

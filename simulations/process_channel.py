@@ -20,14 +20,14 @@ import cloudpickle
 import torch
 from torch import Tensor
 
+from coterie.client.shared_tensor import SharedTensor
 from coterie.client.training import EVALUATION_BATCH
+from coterie.client.worker_process import WorkerProcess
 from coterie.core.errors import RunError, TaskError
 from coterie.core.messages import ClientInfo, Evaluation, Failure, Purpose, Reply, Request, Update
 from coterie.core.model_state import ModelState
-from coterie.simulations.shared_tensor import SharedTensor
 from coterie.simulations.virtual_time import drops_out
 from coterie.simulations.worker import Setup
-from coterie.simulations.worker_process import WorkerProcess
 
 _log = logging.getLogger(__name__)
 

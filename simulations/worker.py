@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from coterie.client import LocalPlan, LocalTrainer, choose_device
+from coterie.client.devices import choose_device
+from coterie.client.training import LocalPlan, LocalTrainer
 from coterie.core.model_state import ModelState
 from coterie.core.run_config import LocalConfig
 from coterie.core.seeding import torch_generator
@@ -48,6 +49,10 @@ class Setup:
     attack: Attack
     attackers: frozenset[str]
     tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+    def start(self, shared: Mapping[str, Tensor]) -> "Worker":
+        """The worker, in its own process."""
+        return Worker(self, shared)
 
 
 class Worker:

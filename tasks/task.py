@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from coterie.core.errors import TaskError
+
 Metric = Callable[[Tensor, Tensor], float]
 """outputs[N, ...], targets[N, ...] to one number. Computed on all outputs of a set at once, so AUC is exact."""
 
@@ -60,3 +62,18 @@ class Task:
     metrics: Mapping[str, Metric]
     num_classes: int | None = None
     label_names: tuple[str, ...] = ()
+
+
+def measure(outputs: Tensor, targets: Tensor, loss: Loss, metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """Metrics in the task's order, then the mean loss, of outputs[N, ...] against targets[N, ...].
+
+    Raises TaskError naming the metric or the loss that raised.
+    """
+    values: dict[str, float] = {}
+    for name, function in (*metrics.items(), ("loss", loss)):
+        try:
+            values[name] = float(function(outputs, targets))
+        except Exception as error:
+            what = "the loss" if name == "loss" else f"the metric {name!r}"
+            raise TaskError(f"{what} raised {type(error).__name__} on {len(outputs)} records: {error}") from error
+    return values

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from coterie.client import choose_device
+from coterie.client.devices import choose_device
 from coterie.core.errors import ConfigError
 
 

@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from coterie.client import LocalPlan, LocalTrainer, measure
 from coterie.client.algorithms import SGD, Adam, Cosine, Exponential, FedProx, Step, clip_
+from coterie.client.training import LocalPlan, LocalTrainer
 from coterie.core.errors import ConfigError, ModelError, TaskError
 from coterie.core.model_state import ModelState
 from coterie.core.run_config import RunConfig
+from coterie.tasks.task import measure
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""The coordinator's end of a worker process: start it, hand it its set-up, talk to it, end it."""
+"""The parent's end of a worker process: start it, hand it its set-up, talk to it, end it."""
 
 import contextlib
 import os
@@ -7,10 +7,23 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+
+class WorkerSetup(Protocol):
+    """What a worker process needs once."""
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[tuple[int, ...], Any]]:
+        """Shape and dtype of each shared tensor, in the order of the descriptors."""
+        ...
+
+    def start(self, shared: Mapping[str, Any]) -> object:
+        """In the worker process: the object whose methods are the jobs, with the shared tensors by name."""
+        ...
 
 
 class WorkerProcess:
@@ -29,13 +42,13 @@ class WorkerProcess:
         env["PYTHONSAFEPATH"] = "1"
         with open(log, "ab") if log else open(os.devnull, "ab") as stderr:  # noqa: PTH123
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [sys.executable, "-m", "coterie.simulations.worker_main", str(theirs.fileno()), str(lifeline)],
+                [sys.executable, "-m", "coterie.client.worker_main", str(theirs.fileno()), str(lifeline)],
                 pass_fds=(theirs.fileno(), lifeline),
                 stdin=subprocess.DEVNULL,
                 stdout=stderr,
                 stderr=stderr,
                 env=env,
-                start_new_session=True,  # Ctrl-C is for the coordinator, which then ends its workers
+                start_new_session=True,  # Ctrl-C is for the parent, which then ends its workers
             )
         theirs.close()
         os.close(lifeline)
@@ -45,7 +58,7 @@ class WorkerProcess:
         self.ready = False
 
     def configure(self, payload: bytes, fds: Sequence[int]) -> None:
-        """Send the pickled `Setup` and the descriptors of its shared tensors."""
+        """Send the pickled `WorkerSetup` and the descriptors of its shared tensors."""
         with contextlib.suppress(ConnectionError):  # that it has ended is noticed when the end of its stream is read
             self.connection.send((list(sys.path), payload))
             socket.send_fds(self._socket, [b"f"], list(fds))

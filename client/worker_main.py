@@ -1,7 +1,8 @@
 """The worker process's program. Started by `worker_process`, never by hand.
 
-``python -m coterie.simulations.worker_main SOCKET LIFELINE``: two inherited descriptors. Over the socket come a `Setup`
-and the shared memory, then jobs; the lifeline ends the process when the coordinator is gone, however it went.
+``python -m coterie.client.worker_main SOCKET LIFELINE``: two inherited descriptors. Over the socket come `WorkerSetup`
+and shared memory, then jobs: a method's name and its arguments. The lifeline ends the process when its parent is
+gone, however it went.
 """
 
 import os
@@ -16,12 +17,12 @@ from typing import Any
 
 import torch
 
-from coterie.simulations.shared_tensor import SharedTensor
-from coterie.simulations.worker import Setup, Worker
+from coterie.client.shared_tensor import SharedTensor
+from coterie.client.worker_process import WorkerSetup
 
 
 def main() -> None:
-    """Serve jobs until the coordinator closes the socket."""
+    """Serve jobs until the parent closes the socket."""
     connection_fd, lifeline_fd = int(sys.argv[1]), int(sys.argv[2])
     threading.Thread(target=_exit_with_parent, args=(lifeline_fd,), daemon=True).start()
     torch.set_num_threads(1)
@@ -29,12 +30,12 @@ def main() -> None:
     try:
         path, payload = connection.recv()
         sys.path[:] = path
-        setup: Setup = pickle.loads(payload)  # noqa: S301 - our own parent's bytes over an inherited socket
+        setup: WorkerSetup = pickle.loads(payload)  # noqa: S301 - our own parent's bytes over an inherited socket
         with socket.socket(fileno=connection_fd) as channel:
             _, fds, _, _ = socket.recv_fds(channel, 1, len(setup.tensors))
         specs = zip(fds, setup.tensors.items(), strict=True)
         shared = {name: SharedTensor.attach(fd, *spec).tensor for fd, (name, spec) in specs}
-        worker = Worker(setup, shared)
+        worker = setup.start(shared)
     except (EOFError, ConnectionError):
         return
     except Exception as error:
