@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup install demo test test-slow test-all lint bench clean
+.PHONY: setup install demo demo-federation test test-slow test-all lint bench clean
 
 setup: $(VENV)/.stamp install  ## make .venv with everything that the tests and the demo need
 
@@ -20,6 +20,9 @@ install: $(VENV)/.stamp
 
 demo: setup  ## 200 clients, attackers among them, three runs side by side
 	$(BIN)/coterie demo
+
+demo-federation: setup  ## a server and four hospitals on loopback, with TLS
+	$(BIN)/coterie demo-federation
 
 test: setup  ## everything but the slow tests
 	$(BIN)/python -m pytest -m "not slow" -n 2

@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from coterie.cli import demo, init, runs, simulate, tasks
+from coterie.cli import client, demo, demo_federation, init, runs, server, simulate, tasks
 from coterie.core.errors import ConfigError, CoterieError
 
 app = typer.Typer(
-    help="Federated learning: simulate hundreds of clients, compare robust aggregators, resume and report runs.",
+    help="Federated learning: simulate hundreds of clients, compare robust aggregators, run on real nodes.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -43,6 +43,12 @@ app.add_typer(runs.app, name="runs")
 app.command("tasks")(tasks.tasks)
 app.command("init")(init.init)
 app.command("demo")(demo.demo)
+app.command("demo-federation")(demo_federation.demo_federation)
+app.command("server")(server.server)
+app.add_typer(server.enroll, name="enroll")
+app.add_typer(client.app, name="client")
+app.command("run")(server.run)
+app.command("status")(server.status)
 
 
 def main() -> None:

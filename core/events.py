@@ -12,6 +12,7 @@ class EventKind(StrEnum):
 
     # num_clients, num_parameters, rounds, partition (sizes, labels, counts), attackers (ids), records (their hashes)
     RUN_STARTED = "run.started"
+    RUN_WAITING = "run.waiting"  # reason: what a run on real nodes waits for
     RUN_RESUMED = "run.resumed"  # from_round
     ROUND_STARTED = "round.started"  # cohort: list of client ids
     CLIENT_FAILED = "client.failed"  # client_id, kind, reason

@@ -187,6 +187,19 @@ class SimulationConfig(_Section):
         return self
 
 
+class FederationConfig(_Section):
+    """Real clients: what a run waits for before its first round."""
+
+    min_clients: int | None = Field(
+        default=None,
+        ge=1,
+        le=_MOST,
+        examples=[4],
+        description="nodes with records for the task that must be there; default cohort.size, or 1",
+    )
+    wait: float = Field(default=600.0, ge=0, description="seconds to wait for them before the run fails")
+
+
 class RunConfig(_Section):
     """One run. `load` reads it from TOML, `to_toml` prints it back, `resolve` fills in what depends on the clients."""
 
@@ -215,6 +228,7 @@ class RunConfig(_Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     simulation: SimulationConfig = SimulationConfig()
+    federation: FederationConfig = FederationConfig()
 
     @field_validator("name")
     @classmethod

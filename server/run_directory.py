@@ -56,7 +56,7 @@ class RunDirectory:
         os.truncate(self._lock, 0)
         os.write(self._lock, str(os.getpid()).encode())
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Let others use it."""
         os.close(self._lock)
 

@@ -5,7 +5,8 @@ Many processes may use it at once. A commit survives the death of any process; t
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -19,17 +20,25 @@ from coterie.core.errors import RunNotFoundError, StorageError
 from coterie.core.events import Event, EventKind
 from coterie.server import schema
 
-NEWEST = "0001"
+NEWEST = "0002"
 """The migration that `schema` describes."""
 
 
 class RunStatus(StrEnum):
     """Where a run stands. A run that is RUNNING while nobody holds its directory was killed, and can be resumed."""
 
+    QUEUED = "queued"
     RUNNING = "running"
     FINISHED = "finished"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+
+
+class RunKind(StrEnum):
+    """Who carries a run out: this machine alone, or a server with its nodes."""
+
+    SIMULATION = "simulation"
+    FEDERATION = "federation"
 
 
 _STATUS_AFTER: Mapping[EventKind, RunStatus] = {
@@ -40,6 +49,7 @@ _STATUS_AFTER: Mapping[EventKind, RunStatus] = {
     EventKind.RUN_INTERRUPTED: RunStatus.INTERRUPTED,
 }
 
+_RESUME = "go on with `coterie runs resume`"
 _NEWEST_FIRST = (schema.runs.c.created.desc(), schema.runs.c.id.desc())
 
 
@@ -58,6 +68,7 @@ class RunRecord:
     rounds_done: int
     config: str
     result: Mapping[str, Any] | None
+    kind: RunKind
 
 
 class Store:
@@ -82,21 +93,44 @@ class Store:
         """Close all connections."""
         self._engine.dispose()
 
-    def create_run(self, run_id: str, *, name: str, task: str, strategy: str, rounds: int, config: str) -> None:
+    @contextmanager
+    def connect(self, remedy: str = "try again") -> Generator[sa.Connection]:
+        """A connection in a transaction: committed at the end, rolled back by an error.
+
+        remedy: what to do once the disk takes writes again. Raises StorageError.
+        """
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except DatabaseError as error:
+            raise StorageError(
+                f"cannot write to the run store {self.path}: {error.orig}: "
+                f"free space or mend permissions, then {remedy}"
+            ) from error
+
+    def create_run(
+        self,
+        run_id: str,
+        *,
+        name: str,
+        task: str,
+        strategy: str,
+        rounds: int,
+        config: str,
+        kind: RunKind = RunKind.SIMULATION,
+        status: RunStatus = RunStatus.RUNNING,
+    ) -> None:
         """Add a run that has not started yet."""
         now = time.time()
         row = {"id": run_id, "name": name, "task": task, "strategy": strategy, "rounds": rounds, "config": config}
-        row |= {"status": RunStatus.RUNNING, "created": now, "updated": now, "rounds_done": 0, "result": None}
-        self._write([sa.insert(schema.runs).values(**row)])
+        row |= {"kind": kind, "status": status, "created": now, "updated": now, "rounds_done": 0, "result": None}
+        with self.connect(_RESUME) as connection:
+            connection.execute(sa.insert(schema.runs).values(**row))
 
     def append(self, run_id: str, events: Sequence[Event]) -> None:
-        """Add events in one transaction and bring the run's row up to date."""
+        """Add events in one transaction and bring the run's row up to date. Doing it again changes nothing."""
         if not events:
             return
-        rows = [
-            {"run_id": run_id, "seq": e.seq, "time": e.time, "kind": e.kind, "round": e.round, "data": jsonable(e.data)}
-            for e in events
-        ]
         changes: dict[str, Any] = {"updated": events[-1].time}
         for event in events:
             if event.kind in _STATUS_AFTER:
@@ -107,12 +141,19 @@ class Store:
                 changes["rounds_done"] = event.data["from_round"]
             if event.kind is EventKind.RUN_FINISHED:
                 changes["result"] = jsonable(event.data)
-        self._write(
-            [
-                sa.insert(schema.events).values(rows),
-                sa.update(schema.runs).where(schema.runs.c.id == run_id).values(**changes),
+        table = schema.events
+        with self.connect(_RESUME) as connection:
+            # Who was interrupted in the middle of this does it again: what is there already is left alone.
+            last = connection.scalar(sa.select(sa.func.max(table.c.seq)).where(table.c.run_id == run_id)) or 0
+            rows = [
+                {"run_id": run_id, "seq": e.seq, "time": e.time, "kind": e.kind, "round": e.round}
+                | {"data": jsonable(e.data)}
+                for e in events
+                if e.seq > last
             ]
-        )
+            if rows:
+                connection.execute(sa.insert(table), rows)
+            connection.execute(sa.update(schema.runs).where(schema.runs.c.id == run_id).values(**changes))
 
     def runs(self) -> list[RunRecord]:
         """All runs, the newest first."""
@@ -133,10 +174,10 @@ class Store:
             f"there is no run {reference!r} in {self.path}: `coterie runs list` shows those there are"
         )
 
-    def events(self, run_id: str) -> list[Event]:
-        """A run's events in order."""
+    def events(self, run_id: str, after: int = 0) -> list[Event]:
+        """A run's events with seq > `after`, in order."""
         table = schema.events
-        rows = self._read(sa.select(table).where(table.c.run_id == run_id).order_by(table.c.seq))
+        rows = self._read(sa.select(table).where(table.c.run_id == run_id, table.c.seq > after).order_by(table.c.seq))
         return [Event(row["seq"], row["time"], EventKind(row["kind"]), row["round"], row["data"]) for row in rows]
 
     def _read(self, query: sa.Select[Any]) -> Sequence[sa.RowMapping]:
@@ -145,17 +186,6 @@ class Store:
                 return connection.execute(query).mappings().all()
         except DatabaseError as error:
             raise StorageError(f"cannot read the run store {self.path}: {error.orig}") from error
-
-    def _write(self, statements: Iterable[sa.Executable]) -> None:
-        try:
-            with self._engine.begin() as connection:
-                for statement in statements:
-                    connection.execute(statement)
-        except DatabaseError as error:
-            raise StorageError(
-                f"cannot write to the run store {self.path}: {error.orig}: free space or mend permissions, "
-                f"then go on with `coterie runs resume`"
-            ) from error
 
     def _migrate(self) -> None:
         with self._engine.connect() as connection:
@@ -204,7 +234,7 @@ def jsonable(value: Any) -> Any:
 
 def _record(row: sa.RowMapping) -> RunRecord:
     values: dict[str, Any] = {str(key): value for key, value in row.items()}
-    values["status"] = RunStatus(values["status"])
+    values |= {"status": RunStatus(values["status"]), "kind": RunKind(values["kind"])}
     return RunRecord(**values)
 
 

@@ -83,7 +83,7 @@ def _directory(path: Path, fresh: bool) -> Generator[RunDirectory]:
     finally:
         if fresh and not (path / "run.toml").exists():
             shutil.rmtree(path, ignore_errors=True)
-        directory.release()
+        directory.close()
 
 
 @contextlib.contextmanager

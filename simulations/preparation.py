@@ -16,8 +16,9 @@ from coterie.client.worker_process import WorkerProcess
 from coterie.core.choice import Choice, Table, build, complete
 from coterie.core.errors import ConfigError
 from coterie.core.model_state import ModelState
+from coterie.core.records import num_training, own_order
 from coterie.core.run_config import RunConfig
-from coterie.core.seeding import derive_seed, numpy_generator
+from coterie.core.seeding import numpy_generator
 from coterie.simulations.attacks import ATTACKS, Attack
 from coterie.simulations.partitions import PARTITIONS, Partition, Population
 from coterie.simulations.process_channel import Clock, ProcessChannel
@@ -147,13 +148,6 @@ def choose_partition(task: Task, config: RunConfig) -> RunConfig:
     return config.model_copy(update={"simulation": simulation})
 
 
-def initial_model(task: Task, seed: int) -> ModelState:
-    """The model of round 0, drawn under the run's seed without touching the caller's random state."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive_seed(seed, "model"))
-        return ModelState.from_module(task.model())
-
-
 def make_channel(
     task: Task,
     partition: Partition,
@@ -170,15 +164,12 @@ def make_channel(
     clients: list[ClientSlice] = []
     start = 0
     for client_id, rows in partition.items():
-        rows = numpy_generator(seed, "holdout", client_id).permutation(rows)
-        training = evaluation = slice(start, start + len(rows))
-        share = config.evaluation.client_holdout
-        if share:
-            # At least one is kept, and at least one is left to train on; who has one record only evaluates on none.
-            split = start + len(rows) - min(len(rows) - 1, max(1, round(share * len(rows))))
-            training, evaluation = slice(start, split), slice(split, start + len(rows))
+        count = num_training(len(rows), config.evaluation.client_holdout)
+        training = evaluation = slice(start, start + count)
+        if config.evaluation.client_holdout:  # who has one record only evaluates on none
+            evaluation = slice(start + count, start + len(rows))
         clients.append(ClientSlice(client_id, training, evaluation))
-        order.append(rows)
+        order.append(rows[own_order(len(rows), seed, client_id)])
         start += len(rows)
     seconds = {
         client.id: float(factor) * simulation.seconds_per_example * _examples_per_round(client.num_examples, config)

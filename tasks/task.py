@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from coterie.core.errors import TaskError
+from coterie.core.model_state import ModelState
+from coterie.core.seeding import derive_seed
 
 Metric = Callable[[Tensor, Tensor], float]
 """outputs[N, ...], targets[N, ...] to one number. Computed on all outputs of a set at once, so AUC is exact."""
@@ -77,3 +79,10 @@ def measure(outputs: Tensor, targets: Tensor, loss: Loss, metrics: Mapping[str, 
             what = "the loss" if name == "loss" else f"the metric {name!r}"
             raise TaskError(f"{what} raised {type(error).__name__} on {len(outputs)} records: {error}") from error
     return values
+
+
+def initial_model(task: Task, seed: int) -> ModelState:
+    """The model of round 0, drawn under the run's seed without touching the caller's random state."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "model"))
+        return ModelState.from_module(task.model())

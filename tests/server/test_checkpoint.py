@@ -91,9 +91,9 @@ def test_one_process_holds_a_run_directory(tmp_path):
     assert is_in_use(tmp_path / "run")
     with pytest.raises(RunInUseError, match=f"is in use by process {os.getpid()}: wait for it or stop it"):
         RunDirectory(tmp_path / "run")
-    held.release()
+    held.close()
     assert not is_in_use(tmp_path / "run")
-    RunDirectory(tmp_path / "run").release()
+    RunDirectory(tmp_path / "run").close()
 
 
 def test_a_directory_that_was_never_made_is_not_in_use(tmp_path):

@@ -147,3 +147,18 @@ def test_what_could_not_be_stored_is_stored_with_the_next_commit(store):
     journal.emit(EventKind.ROUND_STARTED, 2, cohort=["b"])
     journal.commit()
     assert [event.round for event in store.events(run)] == [1, 2]
+
+
+def test_a_commit_that_was_interrupted_after_it_was_stored_can_be_done_again(store):
+    run = create(store)
+    written = [event(1, EventKind.RUN_STARTED, 0), event(2)]
+    store.append(run, written)
+    store.append(run, [*written, event(3, EventKind.RUN_INTERRUPTED)])
+    assert [one.seq for one in store.events(run)] == [1, 2, 3]
+    assert store.find(run).status == "interrupted"
+
+
+def test_any_number_of_events_at_once(store):
+    run = create(store)
+    store.append(run, [event(seq) for seq in range(1, 20_001)])
+    assert len(store.events(run)) == 20_000

@@ -13,8 +13,8 @@ from coterie.core.model_state import ModelState
 from coterie.core.run_config import RunConfig
 from coterie.server.checkpoint import Checkpoint
 from coterie.server.store import RunStatus, Store
-from coterie.simulations.preparation import initial_model
 from coterie.tasks import load_task
+from coterie.tasks.task import initial_model
 
 
 def test_the_number_of_workers_leaves_no_trace(run):

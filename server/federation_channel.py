@@ -1,0 +1,166 @@
+"""A channel to real nodes: Flower's messages carry what is asked and answered, models travel as files beside them.
+
+The global model is one file, named by its hash and sent to every node straight from disk. An update comes back as the
+raw little-endian float32 values of the flat vector. A node that goes away is a named failure within seconds.
+"""
+
+import json
+import math
+import queue
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+
+from coterie.core.errors import ConfigError
+from coterie.core.messages import ClientInfo, Evaluation, Failure, Purpose, Reply, Request, Update
+from coterie.core.run_config import RunConfig
+from coterie.server.exchange import Exchange
+from coterie.server.roster import Roster, Session
+from coterie.server.superlink import Answer, SuperLink
+
+Result = Update | Evaluation | Failure
+
+CHECK_SECONDS = 0.5
+"""How often nodes that owe an answer are looked after."""
+
+
+@dataclass
+class _Owed:
+    """A request that waits for its answer. instance: the process of the node that was asked last."""
+
+    request: Request
+    message_id: str = ""
+    instance: str = ""
+
+    def fails(self, kind: str, reason: str) -> Failure:
+        return Failure(self.request.client_id, self.request.round, kind, reason)
+
+
+class FederationChannel:
+    """`Channel` over the nodes that were here when the run began and hold records of its task."""
+
+    def __init__(
+        self, run_id: str, config: RunConfig, clients: Mapping[str, int], roster: Roster, superlink: SuperLink,
+        exchange: Exchange, check: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """clients: num_examples by name. check: called while it waits; what it raises ends the round."""
+        self._run_id = run_id
+        self._config = config
+        self._clients = dict(sorted(clients.items()))
+        self._roster = roster
+        self._superlink = superlink
+        self._exchange = exchange
+        self._check = check
+        self._answered: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def clients(self) -> Sequence[ClientInfo]:
+        return [ClientInfo(name, count) for name, count in self._clients.items()]
+
+    def dispatch(self, requests: Sequence[Request], deadline: float | None = None) -> Iterator[Reply]:
+        """See `Channel.dispatch`. All requests of one call start from the same model."""
+        if not requests:
+            return
+        began = time.monotonic()
+        owed = {request.client_id: _Owed(request) for request in requests}
+        model = self._exchange.publish(requests[0].model.to_bytes())
+        try:
+            looked = -math.inf
+            while owed:
+                self._check()
+                now = time.monotonic()
+                if deadline is not None and now >= began + deadline:
+                    break
+                if now >= looked + CHECK_SECONDS:
+                    looked = now
+                    for one in [one for one in owed.values() if not self._attend(one, model)]:
+                        yield self._settle(owed, one, one.fails("offline", "the node is not here"), began)
+                left = CHECK_SECONDS if deadline is None else min(CHECK_SECONDS, began + deadline - now)
+                for one, result in self._results(owed, left):
+                    yield self._settle(owed, one, result, began)
+            for one in list(owed.values()):
+                yield self._settle(owed, one, one.fails("late", f"no answer within {deadline:g} s"), began)
+        finally:
+            for one in owed.values():
+                self._withdraw(one)
+            self._exchange.withdraw(model)
+
+    def close(self) -> None:
+        """Nothing is held between rounds."""
+
+    def _attend(self, one: "_Owed", model: str) -> bool:
+        """Ask a node that has not been asked, or not this process of it; False when it has been away too long."""
+        name = one.request.client_id
+        if self._roster.is_gone(name):
+            return False
+        session = self._roster.get(name)
+        if session and session.instance != one.instance:  # a process that died took the question with it
+            self._withdraw(one)
+            self._ask(one, session, model)
+        return True
+
+    def _ask(self, one: "_Owed", session: Session, model: str) -> None:
+        config, request = self._config, one.request
+        record = {
+            "run": self._run_id,
+            "round": request.round,
+            "version": request.version,
+            "model": model,
+            "size": request.model.layout.size,
+            "task": config.task.name,
+            "local": tomli_w.dumps(config.local.model_dump(exclude_none=True)),
+            "rounds": config.rounds,
+            "seed": config.seed,
+            "client_holdout": config.evaluation.client_holdout,
+        }
+        one.message_id = self._superlink.push(session.node_id, request.purpose.value, record)
+        one.instance = session.instance
+        self._exchange.expect(one.message_id, session.name, request.model.layout.size * 4, self._answered.put)
+        self._roster.wake(session.name)
+
+    def _results(self, owed: Mapping[str, "_Owed"], seconds: float) -> Iterator[tuple["_Owed", Result]]:
+        """An answer that comes within so many seconds."""
+        try:
+            message_id = self._answered.get(timeout=seconds)
+        except queue.Empty:
+            return
+        for one in [one for one in owed.values() if one.message_id == message_id]:
+            for answer in self._superlink.pull({message_id}):
+                yield one, self._result(one.request, answer)
+
+    def _settle(self, owed: dict[str, "_Owed"], one: "_Owed", result: Result, began: float) -> Reply:
+        """The reply to a request that is owed nothing any more. Its update's file is read already."""
+        del owed[one.request.client_id]
+        self._withdraw(one)
+        return Reply(result, time.monotonic() - began)
+
+    def _withdraw(self, one: "_Owed") -> None:
+        if one.message_id:
+            self._exchange.drop(one.message_id)
+            self._superlink.forget({one.message_id})
+            one.message_id = ""
+
+    def _result(self, request: Request, answer: Answer) -> Result:
+        """A node's answer, which may hold anything."""
+        name, round, record = request.client_id, request.round, answer.record
+        if answer.error:
+            return Failure(name, round, "lost", answer.error)
+        if "failure" in record:
+            return Failure(name, round, str(record["failure"])[:40], str(record.get("reason", ""))[:1000])
+        try:
+            metrics: Any = json.loads(str(record.get("metrics", "{}")))
+            count: Any = record["num_examples"]
+            if not isinstance(metrics, dict):
+                raise ValueError("its metrics are no object")
+            if request.purpose is Purpose.EVALUATE:
+                return Evaluation(name, round, int(count), metrics)
+            path = self._exchange.update(answer.message_id, str(record["update"]))
+            delta = torch.from_numpy(np.fromfile(path, "<f4"))
+        except (ConfigError, KeyError, TypeError, ValueError, OSError) as error:
+            return Failure(name, round, "malformed", f"its answer cannot be read: {type(error).__name__}: {error}")
+        version: Any = record.get("version")
+        return Update(name, round, version, delta, count, metrics)
