@@ -4,6 +4,7 @@ It imports neither torch nor the data: those live in the worker process, whose d
 result that could not be delivered is kept and delivered when the same work is asked again.
 """
 
+import hashlib
 import json
 import logging
 import random
@@ -41,132 +42,157 @@ class Daemon:
         self._worker = Supervised(NodeSetup(self._config.name, self._config.tasks), directory.log)
         self._spool = directory.path / "spool"
         self._spool.mkdir(exist_ok=True, mode=0o700)
-        self._pause = 0.0
+        self._wanted = threading.Event()
+        self._ended = threading.Event()
+        self._failed: Exception | None = None
+        self._stale = False
 
     def run(self) -> None:
         """Serve until interrupted. Raises RefusedError when the server will not have this node, and TaskError when the
         site's own tasks cannot be loaded."""
+        pauses = _Pauses()
         try:
             offers = self._worker.call("offers")
             _log.info("%s offers %s", self._config.name, offers)
+            for work in (self._beat, self._work):
+                threading.Thread(target=work, name=work.__name__, daemon=True).start()
             while True:
                 try:
-                    self._serve(offers)
+                    self._serve(offers, pauses)
                 except RefusedError as error:
                     if error.status not in (401, 409):  # no session any more, or another process with this key
                         raise
-                    self._wait(str(error))
+                    self._tell(pauses, str(error))
                 except (httpx.HTTPError, OSError, ValueError) as error:
-                    self._wait(f"no connection to {self._config.server}: {type(error).__name__}: {error}")
+                    self._tell(pauses, f"no connection to {self._config.server}: {type(error).__name__}: {error}")
         finally:
+            self._ended.set()
+            self._wanted.set()
             self._worker.stop()
             self._link.leave()
             self._link.close()
             self._fleet.close()
 
-    def _serve(self, offers: Mapping[str, int]) -> None:
+    def _serve(self, offers: Mapping[str, int], pauses: "_Pauses") -> None:
         """One session: until it breaks."""
         self._link.open(offers)
         self._fleet.activate(HEARTBEAT_SECONDS)
+        self._stale = False
         _log.info("%s is connected to %s", self._config.name, self._config.server)
-        self._pause = 0.0
-        ended = threading.Event()
-        beat = threading.Thread(target=self._beat, args=(ended,), name="heartbeat", daemon=True)
-        work = threading.Thread(target=self._work, args=(ended,), name="work", daemon=True)
-        self._wanted = threading.Event()
+        pauses.reset()
         self._wanted.set()  # what came while nobody was here
-        self._failed: Exception | None = None
-        beat.start()
-        work.start()
         calls = 0
-        try:
-            while self._failed is None:
-                now = self._link.wake(calls)
-                if now != calls:
-                    calls = now
-                    self._wanted.set()
+        while True:
+            now = self._link.wake(calls)
             if self._failed is not None:
                 raise self._failed
-        finally:
-            ended.set()
-            self._wanted.set()
-            work.join(1.0)
+            if self._stale:
+                raise ConnectionError("a request was cut")
+            if now != calls:
+                calls = now
+                self._wanted.set()
 
-    def _beat(self, ended: threading.Event) -> None:
+    def _beat(self) -> None:
         """Heartbeats, whatever training does."""
-        while not ended.wait(HEARTBEAT_SECONDS * random.uniform(0.7, 0.9)):  # noqa: S311 - no secret
+        while not self._ended.wait(HEARTBEAT_SECONDS * random.uniform(0.7, 0.9)):  # noqa: S311 - no secret
             try:
                 self._fleet.heartbeat(HEARTBEAT_SECONDS)
-            except (httpx.HTTPError, OSError) as error:
+            except (httpx.HTTPError, OSError, ValueError) as error:
                 _log.warning("heartbeat failed: %s", error)
 
-    def _work(self, ended: threading.Event) -> None:
-        """Do what is asked, one message after the other."""
-        try:
-            while not ended.is_set():
+    def _work(self) -> None:
+        """Do what is asked, one message after the other, for as long as the daemon lives."""
+        while not self._ended.is_set():
+            try:
                 task = self._fleet.pull()
-                if task is None:
-                    self._wanted.wait()
-                    self._wanted.clear()
-                    continue
+            except (httpx.HTTPError, OSError, ValueError):
+                # A message may have been lost on the way: in a new session the server asks again.
+                task, self._stale = None, True
+            if task is None:
+                self._wanted.wait()
+                self._wanted.clear()
+                continue
+            try:
                 self._do(task)
-        except Exception as error:  # told by the thread that holds the session
-            self._failed = error
+            except Exception as error:  # a fault of this program: the daemon ends with it
+                self._failed = error
+                return
 
     def _do(self, task: Task) -> None:
-        record = task.record
-        began = time.monotonic()
-        try:
-            answer = self._answer(task)
-        except RefusedError as error:
-            if error.status == 410:
-                _log.warning("round %s of run %s is over: %s", record.get("round"), record.get("run"), error)
+        """Answer a message; while the server is away, keep the answer and try again."""
+        record, began, pauses = task.record, time.monotonic(), _Pauses()
+        what = f"{task.kind} round {record.get('round')} of run {record.get('run')}"
+        answer: dict[str, Any] | None = None
+        while not self._ended.is_set():
+            try:
+                answer = answer or self._answer(task)
+                self._fleet.reply(task, answer)
+                self._link.answered(task.message_id)
+                _log.info("%s: %s (%.2f s)", what, answer.get("reason", "done"), time.monotonic() - began)
                 return
-            raise
-        except RunError as error:
-            answer = {"failure": "crashed", "reason": str(error)}
-        except CoterieError as error:
-            answer = {"failure": "raised", "reason": str(error)}
-        try:
-            self._fleet.reply(task, answer)
-            self._link.answered(task.message_id)
-        except RefusedError as error:
-            if error.status != 410:
-                raise
-            _log.warning("the answer comes too late: %s", error)
-        seconds = time.monotonic() - began
-        _log.info("%s round %s of run %s: %s (%.2f s)", task.kind, record["round"], record["run"],
-                  answer.get("reason", "done"), seconds)  # fmt: skip
+            except RefusedError as error:
+                if error.status == 410 or (error.status != 401 and answer):
+                    _log.warning("%s: %s", what, error)
+                    return
+                if error.status != 401:  # 401: the session is about to be opened again
+                    answer = {"failure": "refused", "reason": str(error)}
+            except RunError as error:
+                answer = {"failure": "crashed", "reason": str(error)}
+                continue
+            except CoterieError as error:
+                answer = {"failure": "raised", "reason": str(error)}
+                continue
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code < 500:  # the server knows nothing of this message any more
+                    _log.warning("%s: nobody waits for the answer", what)
+                    return
+            except (httpx.HTTPError, OSError):
+                pass  # told by the thread that holds the session
+            self._ended.wait(pauses.next())
 
     def _answer(self, task: Task) -> dict[str, Any]:
         """Train or evaluate, and deliver the update."""
         record = task.record
-        model = self._spool / "model"
-        name = f"{record['run']}-{record['round']}-{record['model'][:16]}"
-        update, note = self._spool / f"{name}.update", self._spool / f"{name}.json"
-        if task.kind == "train" and note.exists():
+        # Names of our own: what a server sends does not become a path.
+        work = f"{record['run']}|{record['round']}|{record['model']}"
+        place = self._spool / hashlib.sha256(work.encode(errors="replace")).hexdigest()[:32]
+        model, update, note = (place.with_suffix(suffix) for suffix in (".model", ".update", ".json"))
+        for old in self._spool.iterdir():  # only the newest result may still have to be delivered again
+            if old.stem.partition(".")[0] != place.name:
+                old.unlink(missing_ok=True)
+        if task.kind == "evaluate":
+            self._link.download(str(record["model"]), model)
+            result = self._worker.call("evaluate", dict(record), str(model))
+            return {"num_examples": result["num_examples"], "metrics": json.dumps(result["metrics"])}
+        if note.exists():
             result = json.loads(note.read_text())
         else:
             self._link.download(str(record["model"]), model)
-            if task.kind == "evaluate":
-                result = self._worker.call("evaluate", dict(record), str(model))
-                return {"num_examples": result["num_examples"], "metrics": json.dumps(result["metrics"])}
             result = self._worker.call("train", dict(record), str(model), str(update))
             note.write_text(json.dumps(result))
-        digest = self._link.upload(task.message_id, update)
-        for kept in self._spool.glob("*-*-*.*"):  # only the newest result may still have to be delivered again
-            if kept not in (update, note):
-                kept.unlink(missing_ok=True)
         return {
-            "update": digest,
+            "update": self._link.upload(task.message_id, update),
             "version": record["version"],
             "num_examples": result["num_examples"],
             "metrics": json.dumps(result["metrics"]),
         }
 
-    def _wait(self, why: str) -> None:
-        """A growing pause, not the same for all nodes."""
-        self._pause = min(MOST_PAUSE, max(0.2, self._pause * 2))
-        pause = self._pause * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+    def _tell(self, pauses: "_Pauses", why: str) -> None:
+        pause = pauses.next()
         _log.warning("%s: trying again in %.1f s", why, pause)
         time.sleep(pause)
+
+
+class _Pauses:
+    """Growing pauses between attempts, not the same for all nodes."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def reset(self) -> None:
+        self._last = 0.0
+
+    def next(self) -> float:
+        """Seconds to wait now."""
+        self._last = min(MOST_PAUSE, max(0.2, self._last * 2))
+        return self._last * random.uniform(0.5, 1.0)  # noqa: S311 - no secret

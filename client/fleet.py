@@ -33,14 +33,15 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 _RECORD = "coterie"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Task:
-    """A message from the server. kind: train or evaluate; record: plain values."""
+    """A message from the server. kind: train or evaluate; record: plain values; reply: once it is made."""
 
     message_id: str
     kind: str
     record: Mapping[str, Any]
     message: Message
+    reply: Message | None = None
 
 
 class Fleet:
@@ -82,8 +83,10 @@ class Fleet:
         return Task(message_id, message.metadata.message_type, record, message)
 
     def reply(self, task: Task, record: Mapping[str, Any]) -> None:
-        """Answer a message with plain values."""
-        reply = Message(content=RecordDict({_RECORD: ConfigRecord(dict(record))}), reply_to=task.message)
+        """Answer a message with plain values. Tried again it sends the very same reply: what has arrived stays."""
+        if task.reply is None:
+            task.reply = Message(content=RecordDict({_RECORD: ConfigRecord(dict(record))}), reply_to=task.message)
+        reply = task.reply
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
             objects, tree = get_all_nested_objects(reply), get_object_tree(reply)

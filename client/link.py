@@ -96,7 +96,7 @@ class Link:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != digest:
             part.unlink()
-            raise RefusedError(502, f"the model has sha256 {found}, announced was {digest}")
+            raise OSError(f"the model has sha256 {found}, announced was {digest}: downloading it again")
         part.replace(path)
 
     def upload(self, message_id: str, path: Path) -> str:

@@ -31,11 +31,11 @@ CHECK_SECONDS = 0.5
 
 @dataclass
 class _Owed:
-    """A request that waits for its answer. instance: the process of the node that was asked last."""
+    """A request that waits for its answer. session: the token of the node's session that was asked last."""
 
     request: Request
     message_id: str = ""
-    instance: str = ""
+    session: str = ""
 
     def fails(self, kind: str, reason: str) -> Failure:
         return Failure(self.request.client_id, self.request.round, kind, reason)
@@ -93,12 +93,15 @@ class FederationChannel:
         """Nothing is held between rounds."""
 
     def _attend(self, one: "_Owed", model: str) -> bool:
-        """Ask a node that has not been asked, or not this process of it; False when it has been away too long."""
+        """Ask a node that has not been asked in its present session; False when it has been away too long.
+
+        A question may be lost with the session that it went to. A node that has worked on it already knows the answer.
+        """
         name = one.request.client_id
         if self._roster.is_gone(name):
             return False
         session = self._roster.get(name)
-        if session and session.instance != one.instance:  # a process that died took the question with it
+        if session and session.token != one.session:
             self._withdraw(one)
             self._ask(one, session, model)
         return True
@@ -118,7 +121,7 @@ class FederationChannel:
             "client_holdout": config.evaluation.client_holdout,
         }
         one.message_id = self._superlink.push(session.node_id, request.purpose.value, record)
-        one.instance = session.instance
+        one.session = session.token
         self._exchange.expect(one.message_id, session.name, request.model.layout.size * 4, self._answered.put)
         self._roster.wake(session.name)
 

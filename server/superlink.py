@@ -152,7 +152,7 @@ class SuperLink:
                 part.object_id: self._state.get_object(self.run_id, part.object_id)
                 for part in iterate_object_tree(tree)
             }
-            if any(content is None for content in contents.values()):
+            if not all(contents.values()):
                 answers.append(Answer(asked, {}, "the reply did not arrive whole"))
                 continue
             message = cast("Message", inflate_object_from_contents(found.metadata.message_id, contents))

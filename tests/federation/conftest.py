@@ -19,10 +19,11 @@ class Site:
         self.log = self.directory / "daemon.log"
         self.process = None
 
-    def join(self, *tasks, token=None):
-        token = token or self.fed.token(self.name)
+    def join(self, *tasks, port=None):
+        token = self.fed.token(self.name)
+        url = self.fed.url if port is None else self.fed.url.replace(str(self.fed.port), str(port))
         options = [part for task in tasks or [f"tiny_task:make,client={self.name}"] for part in ("--task", task)]
-        return self.fed.cli("client", "join", self.fed.url, token, "-d", self.directory, *options)
+        return self.fed.cli("client", "join", url, token, "-d", self.directory, *options)
 
     def start(self):
         with self.log.open("ab") as log:
@@ -73,9 +74,9 @@ class Fed:
     def token(self, name, *options):
         return self.cli("enroll", "new", "--name", name, *options).stdout.strip()
 
-    def site(self, name, *tasks):
+    def site(self, name, *tasks, port=None):
         one = Site(self, name)
-        one.join(*tasks)
+        one.join(*tasks, port=port)
         return one.start()
 
     def submit(self, **settings):
