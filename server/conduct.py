@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coterie.aggregation import Aggregator, ServerOptimizer
+from coterie.core import interrupts
 from coterie.core.errors import ModelError, RunError, RunInterrupted
 from coterie.core.events import EventKind, Listener
 from coterie.core.messages import Channel
@@ -44,8 +45,15 @@ def conduct(
     """Run or go on. fresh: the run is not in the store yet.
 
     Raises what ended it (RunError when it must not go on because records or model have changed), and RunInterrupted for
-    a KeyboardInterrupt, after writing so down.
+    a KeyboardInterrupt, after writing so down. Signals are taken where the channel waits, and nowhere else.
     """
+    with interrupts.deferred():
+        return _conduct(parts, run_id, fresh, store, directory, listeners)
+
+
+def _conduct(
+    parts: Parts, run_id: str, fresh: bool, store: Store, directory: RunDirectory, listeners: Sequence[Listener]
+) -> Outcome:
     config, history = parts.config, store.events(run_id)
     begun = [event for event in history if event.kind is EventKind.RUN_STARTED]
     if begun and begun[0].data["records"] != parts.records:

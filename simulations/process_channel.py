@@ -23,6 +23,7 @@ from torch import Tensor
 from coterie.client.shared_tensor import SharedTensor
 from coterie.client.training import EVALUATION_BATCH
 from coterie.client.worker_process import WorkerProcess
+from coterie.core import interrupts
 from coterie.core.errors import RunError, TaskError
 from coterie.core.messages import ClientInfo, Evaluation, Failure, Purpose, Reply, Request, Update
 from coterie.core.model_state import ModelState
@@ -225,7 +226,11 @@ class ProcessChannel:
 
     def _ready_workers(self) -> list[WorkerProcess]:
         by_connection = {worker.connection: worker for worker in self._workers}
-        while not (ready := wait(list(by_connection), SILENT_SECONDS)):
+        while True:
+            with interrupts.allowed():
+                ready = wait(list(by_connection), SILENT_SECONDS)
+            if ready:
+                break
             for worker in self._workers:
                 if worker.is_stopped() and worker.pid not in self._named:
                     self._named.add(worker.pid)
