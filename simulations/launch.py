@@ -18,7 +18,7 @@ from coterie.core.errors import RunError, RunInterrupted
 from coterie.core.events import Listener
 from coterie.core.run_config import DEFAULT_COHORT, RunConfig
 from coterie.server.run_directory import RunDirectory, default_home, run_path
-from coterie.server.store import RunRecord, RunStatus, Store
+from coterie.server.store import RunKind, RunRecord, RunStatus, Store
 
 if TYPE_CHECKING:
     from coterie.simulations.engine import Result
@@ -48,6 +48,8 @@ def resume(
         record = store.find(reference)
         if record.status is RunStatus.FINISHED:
             raise RunError(f"run {record.id} is finished: `coterie runs show {record.id}` shows it")
+        if record.kind is not RunKind.SIMULATION:
+            raise RunError(f"run {record.id} is carried out on nodes: `coterie server` goes on with it")
         overrides = {} if workers is None else {"simulation.workers": workers}
         config = RunConfig.from_toml(record.config, f"the stored run {record.id}", overrides)
         try:

@@ -7,7 +7,7 @@ import pytest
 from coterie.core.errors import ConfigError, RunError
 from coterie.core.events import EventKind
 from coterie.core.run_config import RunConfig
-from coterie.server.store import Store
+from coterie.server.store import RunKind, Store
 from coterie.simulations import resume, simulate
 
 OWN_PARTS = """
@@ -163,3 +163,10 @@ def test_a_run_interrupted_at_its_first_event_is_known_by_its_id(run, home):
     with pytest.raises(KeyboardInterrupt) as raised:
         simulate(RunConfig.load(overrides={"task": config.task.model_dump(), "rounds": 2}), home, [stop])
     assert raised.value.run_id == Store(home / "coterie.db").find("last").id
+
+
+def test_a_run_on_nodes_is_not_gone_on_with_as_a_simulation(home):
+    store = Store(home / "coterie.db")
+    store.create_run("r", name="", task="t", strategy="fedavg", rounds=1, config="", kind=RunKind.FEDERATION)
+    with pytest.raises(RunError, match="run r is carried out on nodes: `coterie server` goes on with it"):
+        resume("r", home)
