@@ -100,12 +100,12 @@ def _ca(path: Path, key_path: Path, server: Path) -> tuple[x509.Certificate, ec.
         raise ConfigError(f"{key_path} is not the key of {path}: {restore}")
     if not _is_ca(ca):
         raise ConfigError(f"{path} is not the certificate of a CA: {restore}")
-    _check_in_force(path, ca)
     if ca.not_valid_after_utc - _now() < _SPARE:
         raise ConfigError(
             f"the CA {path} ends at {ca.not_valid_after_utc:%Y-%m-%d %H:%M} UTC, in fewer than {_SPARE.days} days: "
             f"remove {path} and {key_path} for a new CA: every site must enrol again"
         )
+    _check_in_force(path, ca)
     return ca, key
 
 
@@ -158,8 +158,16 @@ def _server_certificate(
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, start: datetime, end: datetime
 ) -> x509.CertificateBuilder:
-    builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number(), start, end)
-    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(end)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
 
 
 def _key_usage(*, ca: bool) -> x509.KeyUsage:

@@ -176,12 +176,12 @@ class Enrolment:
                 raise _unknown(name)
 
     def node_of(self, public_key: bytes) -> Node | None:
-        """The active node with this PEM key; None for a key that is unknown, replaced, revoked or damaged."""
+        """The node with this PEM key, a revoked one too; None for a key that is unknown, replaced or damaged."""
         key = _normal(public_key)
         if key is None:
             return None
         with self._store.connect() as connection:
-            return _find(connection, (_NODES.c.public_key == key) & (_NODES.c.status == NodeStatus.ACTIVE))
+            return _find(connection, _NODES.c.public_key == key)
 
     def seen(self, name: str, time: float) -> None:
         """Note that a node was heard of (seconds since the epoch); the latest time counts. Raises UnknownNodeError."""

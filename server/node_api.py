@@ -18,6 +18,7 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 
+from coterie.server.enrolment import NodeStatus
 from coterie.server.federation import Federation
 from coterie.server.roster import Session
 
@@ -109,7 +110,9 @@ async def open_session(
         raise HTTPException(422, f"no such request: {error.errors()[0]['msg']}") from None
     node = await run_in_threadpool(federation.enrolment.node_of, body.public_key.encode())
     if node is None:
-        raise HTTPException(403, "this key is not enrolled, or was revoked: ask the operator for a token and join")
+        raise HTTPException(403, "this key is not enrolled: ask the operator for a token and join")
+    if node.status is not NodeStatus.ACTIVE:
+        raise HTTPException(403, f"node {node.name!r} is revoked: ask the operator for a new token and join again")
     if not _signed(node.public_key, data, x_coterie_signature):
         raise HTTPException(403, "the signature does not fit the key")
     off = abs(time.time() - body.timestamp)

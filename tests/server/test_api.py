@@ -85,7 +85,12 @@ def test_a_revoked_node_and_its_session_are_out(client, federation):
     assert client.get("/api/v1/nodes/wake?seen=-1", headers=session).status_code == 200
     client.post("/api/v1/nodes/site-r/revoke", headers=OPERATOR)
     assert client.get("/api/v1/nodes/wake?seen=-1", headers=session).status_code == 401
-    assert "revoked" in node.open()[0].json()["detail"]
+    assert "node 'site-r' is revoked: ask the operator" in node.open()[0].json()["detail"]
+
+
+def test_a_key_that_was_never_enrolled_is_told_so(client, node):
+    node.key = ec.generate_private_key(ec.SECP384R1())
+    assert "this key is not enrolled" in node.open()[0].json()["detail"]
 
 
 def test_an_update_is_taken_from_the_node_that_was_asked_at_its_size_and_while_it_is_awaited(client, federation, node):
