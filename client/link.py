@@ -44,7 +44,9 @@ class Link:
         used."""
         verify = ssl.create_default_context(cafile=str(ca)) if ca else True
         timeout = httpx.Timeout(10.0, read=HOLD_SECONDS + 15.0, write=60.0)
-        self._client = httpx.Client(base_url=server, verify=verify, timeout=timeout)
+        # Shorter than the server keeps a connection, so that a request never meets one that is being closed.
+        limits = httpx.Limits(keepalive_expiry=60.0)
+        self._client = httpx.Client(base_url=server, verify=verify, timeout=timeout, limits=limits)
         self._key = key
         self._instance = f"{os.getpid()}-{os.urandom(8).hex()}"
 

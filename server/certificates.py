@@ -270,6 +270,8 @@ def _make_key(path: Path) -> ec.EllipticCurvePrivateKey:
 def _read(path: Path, remedy: str) -> bytes:
     try:
         return path.read_bytes()
+    except PermissionError:
+        raise ConfigError(f"may not read {path}: give this user the right to") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}: {remedy}") from None
 

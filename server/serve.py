@@ -68,6 +68,7 @@ def serve(
             ssl_certfile=str(certificates.certificate) if certificates else None,
             ssl_keyfile=str(certificates.key) if certificates else None,
             timeout_graceful_shutdown=1,
+            timeout_keep_alive=75,  # a handshake costs more than an idle connection
         )
         listening = _listen(host, port)
         try:

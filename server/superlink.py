@@ -107,10 +107,6 @@ class SuperLink:
         """Let a node activate again although its last process did not say goodbye."""
         self._state.deactivate_node(node_id)
 
-    def is_online(self, node_id: int) -> bool:
-        """Whether a node's heartbeats come."""
-        return any(node.status == "online" for node in self._state.get_node_info(node_ids=[node_id]))
-
     def push(self, node_id: int, kind: str, record: Mapping[str, Any]) -> str:
         """Put a message of plain values into a node's queue; its id."""
         metadata = Metadata(
@@ -152,6 +148,7 @@ class SuperLink:
                 part.object_id: self._state.get_object(self.run_id, part.object_id)
                 for part in iterate_object_tree(tree)
             }
+            self._state.object_store.delete(found.metadata.message_id)
             if not all(contents.values()):
                 answers.append(Answer(asked, {}, "the reply did not arrive whole"))
                 continue
@@ -160,5 +157,7 @@ class SuperLink:
         return answers
 
     def forget(self, message_ids: set[str]) -> None:
-        """Drop messages, their objects and what may still come as a reply."""
+        """Drop messages and their objects; what may still come as a reply is refused."""
         self._state.delete_messages(message_ids)
+        for message_id in message_ids:
+            self._state.object_store.delete(message_id)

@@ -1,53 +1,91 @@
-"""Migrations: the data of the version before is kept on the way up and down; the tables are those of the schema."""
+"""Migrations: a store of an older version is brought up with all it holds, and back down."""
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
 import sqlalchemy as sa
 from alembic import command
+from alembic.autogenerate import compare_metadata
 from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 
-from coterie.server import schema, store
-from coterie.server.store import RunKind, Store
+import coterie.server.migrations
+from coterie.server import schema
+from coterie.server.enrolment import Enrolment
+from coterie.server.store import NEWEST, Store
+
+RUN = ("r1", "n", "mnist", "fedavg", "finished", 1.0, 2.0, 5, 5, "rounds = 5\n", '{"sha256": "ab"}')
+EVENT = ("r1", 1, 1.5, "round_finished", 1, '{"metrics": {"loss": 0.25}}')
 
 
-def migrate(path, how, target):
+@pytest.fixture
+def config():
     config = Config()
-    config.set_main_option("script_location", str(store.Path(store.__file__).parent / "migrations"))
+    config.set_main_option("script_location", str(Path(coterie.server.migrations.__file__).parent))
     config.set_main_option("path_separator", "os")
+    return config
+
+
+def migrate(config, path, direction, revision):
     engine = sa.create_engine(f"sqlite:///{path}")
     with engine.begin() as connection:
         config.attributes["connection"] = connection
-        how(config, target)
-    return engine
+        direction(config, revision)
+    engine.dispose()
 
 
-def test_the_runs_of_the_version_before_are_kept_up_and_down(tmp_path):
+def tables(path):
+    with closing(sqlite3.connect(path)) as connection:
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+        return {name for (name,) in names}
+
+
+@pytest.fixture
+def old(tmp_path, config):
+    """A database of revision 0001 with a run and an event."""
     path = tmp_path / "coterie.db"
-    engine = migrate(path, command.upgrade, "0001")
-    with engine.begin() as connection:
-        connection.execute(sa.text(
-            "INSERT INTO runs (id, name, task, strategy, status, created, updated, rounds, rounds_done, config) "
-            "VALUES ('old', 'first', 'mnist', 'fedavg', 'finished', 1.0, 2.0, 3, 3, 'rounds = 3')"
-        ))  # fmt: skip
-    opened = Store(path)
-    (run,) = opened.runs()
-    assert (run.id, run.name, run.kind) == ("old", "first", RunKind.SIMULATION)
-    opened.close()
-    engine = migrate(path, command.downgrade, "0001")
-    assert sa.inspect(engine).get_table_names() == ["alembic_version", "events", "runs"]
-    with engine.connect() as connection:
-        assert connection.execute(sa.text("SELECT id, name FROM runs")).all() == [("old", "first")]
-    assert [run.id for run in Store(path).runs()] == ["old"]
+    migrate(config, path, command.upgrade, "0001")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"INSERT INTO runs VALUES ({', '.join('?' * len(RUN))})", RUN)
+        connection.execute(f"INSERT INTO events VALUES ({', '.join('?' * len(EVENT))})", EVENT)
+    return path
 
 
-def test_the_schema_is_what_the_migrations_make(tmp_path):
-    migrated = migrate(tmp_path / "migrated.db", command.upgrade, "head")
-    declared = sa.create_engine(f"sqlite:///{tmp_path / 'declared.db'}")
-    schema.metadata.create_all(declared)
-    for name in schema.metadata.tables:
-        one, other = (
-            {
-                c["name"]: (str(c["type"]), c["nullable"], bool(c["primary_key"]))
-                for c in sa.inspect(e).get_columns(name)
-            }
-            for e in (migrated, declared)
-        )
-        assert one == other, name
+def test_the_store_knows_the_newest_migration(config):
+    assert ScriptDirectory.from_config(config).get_current_head() == NEWEST
+
+
+def test_opening_an_old_store_keeps_its_runs_and_adds_the_nodes(old):
+    assert tables(old) == {"alembic_version", "runs", "events"}
+    store = Store(old)
+    (run,), (event,) = store.runs(), store.events("r1")
+    assert (run.id, run.rounds_done, run.result, event.data) == ("r1", 5, {"sha256": "ab"}, {"metrics": {"loss": 0.25}})
+    assert Enrolment(store, "-").nodes() == []
+    with store.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
+    store.close()
+
+
+def test_a_store_goes_down_again_with_its_runs(old, config):
+    store = Store(old)
+    Enrolment(store, "-").new("north")
+    store.close()
+    migrate(config, old, command.downgrade, "0001")
+    assert tables(old) == {"alembic_version", "runs", "events"}
+    with closing(sqlite3.connect(old)) as connection:
+        assert connection.execute("SELECT * FROM runs").fetchall() == [RUN]
+        assert connection.execute("SELECT * FROM events").fetchall() == [EVENT]
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0001",)]
+    store = Store(old)
+    assert Enrolment(store, "-").nodes() == []
+    store.close()
+
+
+def test_every_migration_can_be_undone(tmp_path, config):
+    path = tmp_path / "coterie.db"
+    Store(path).close()
+    migrate(config, path, command.downgrade, "base")
+    assert tables(path) == {"alembic_version"}

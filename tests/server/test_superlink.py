@@ -1,0 +1,83 @@
+"""What is used of Flower's inside still does what it did: these fail loudly when flwr moves."""
+
+import threading
+import time
+
+import httpx
+import pytest
+import uvicorn
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from coterie.client.fleet import Fleet
+from coterie.client.node_config import public_pem
+from coterie.server import superlink
+from coterie.server.superlink import SuperLink
+
+
+@pytest.fixture(scope="module")
+def link():
+    made = SuperLink()
+    server = uvicorn.Server(uvicorn.Config(made.fleet, port=0, log_level="error", lifespan="on"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    end = time.monotonic() + 30
+    while not server.started:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    made.port = server.servers[0].sockets[0].getsockname()[1]
+    yield made
+    server.should_exit = True
+    thread.join()
+    made.close()
+
+
+@pytest.fixture
+def node(link):
+    key = ec.generate_private_key(ec.SECP384R1())
+    node_id = link.register(public_pem(key), "site-a")
+    fleet = Fleet(f"127.0.0.1:{link.port}", key, None)
+    fleet.activate(superlink.HEARTBEAT_SECONDS)
+    yield node_id, fleet
+    link.unregister(node_id)
+    fleet.close()
+
+
+def test_a_message_goes_and_its_reply_comes_once_and_nothing_stays(link, node):
+    node_id, fleet = node
+    assert fleet.pull() is None
+    for _ in range(3):
+        message_id = link.push(node_id, "train", {"round": 3, "model": "ab" * 32, "share": 0.5})
+        task = fleet.pull()
+        assert (task.message_id, task.kind) == (message_id, "train")
+        assert task.record == {"round": 3, "model": "ab" * 32, "share": 0.5}
+        assert fleet.pull() is None
+        assert link.pull({message_id}) == []
+        fleet.reply(task, {"num_examples": 7})
+        fleet.reply(task, {"num_examples": 7})
+        (answer,) = link.pull({message_id})
+        assert (answer.message_id, dict(answer.record), answer.error) == (message_id, {"num_examples": 7}, "")
+        assert link.pull({message_id}) == []
+        link.forget({message_id})
+    assert link._state.object_store.store == {}
+    assert link._state.num_message_ins() == link._state.num_message_res() == 0
+
+
+def test_a_node_is_there_once_and_may_come_again_when_it_is_released(link, node):
+    node_id, fleet = node
+    assert fleet.heartbeat(superlink.HEARTBEAT_SECONDS)
+    with pytest.raises(httpx.HTTPStatusError):
+        fleet.activate(superlink.HEARTBEAT_SECONDS)
+    link.release(node_id)
+    fleet.activate(superlink.HEARTBEAT_SECONDS)
+
+
+def test_who_is_not_registered_is_not_let_in(link):
+    stranger = Fleet(f"127.0.0.1:{link.port}", ec.generate_private_key(ec.SECP384R1()), None)
+    with pytest.raises(httpx.HTTPStatusError):
+        stranger.activate(superlink.HEARTBEAT_SECONDS)
+    stranger.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/runtime/pull-messages", "/docs", "/openapi.json"])
+def test_only_the_fleet_protocol_is_reachable(link, path):
+    assert httpx.post(f"http://127.0.0.1:{link.port}{path}").status_code == 404
