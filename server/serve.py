@@ -3,6 +3,7 @@
 import contextlib
 import ipaddress
 import logging
+import re
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -55,7 +56,9 @@ def serve(
     held = RunDirectory(home / "server")
     try:
         if not insecure and certificates is None:
-            certificates = ensure(home / "tls", [*names, *([] if _is_any(host) else [host]), socket.gethostname()])
+            own = socket.gethostname()
+            own_names = [own] if re.fullmatch(r"[A-Za-z0-9.-]+", own) else []  # a machine may be called anything
+            certificates = ensure(home / "tls", [*names, *([] if _is_any(host) else [host]), *own_names])
         federation = Federation(home, certificates.fingerprint if certificates else NO_TLS)
         api = make_api(federation, operator_token(home), certificates.ca if certificates else None)
         config = uvicorn.Config(

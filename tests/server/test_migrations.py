@@ -15,10 +15,10 @@ from alembic.script import ScriptDirectory
 import coterie.server.migrations
 from coterie.server import schema
 from coterie.server.enrolment import Enrolment
-from coterie.server.store import NEWEST, Store
+from coterie.server.store import NEWEST, RunKind, Store
 
 RUN = ("r1", "n", "mnist", "fedavg", "finished", 1.0, 2.0, 5, 5, "rounds = 5\n", '{"sha256": "ab"}')
-EVENT = ("r1", 1, 1.5, "round_finished", 1, '{"metrics": {"loss": 0.25}}')
+EVENT = ("r1", 1, 1.5, "round.finished", 1, '{"metrics": {"loss": 0.25}}')
 
 
 @pytest.fixture
@@ -63,6 +63,7 @@ def test_opening_an_old_store_keeps_its_runs_and_adds_the_nodes(old):
     store = Store(old)
     (run,), (event,) = store.runs(), store.events("r1")
     assert (run.id, run.rounds_done, run.result, event.data) == ("r1", 5, {"sha256": "ab"}, {"metrics": {"loss": 0.25}})
+    assert run.kind is RunKind.SIMULATION
     assert Enrolment(store, "-").nodes() == []
     with store.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), schema.metadata) == []
@@ -89,3 +90,17 @@ def test_every_migration_can_be_undone(tmp_path, config):
     Store(path).close()
     migrate(config, path, command.downgrade, "base")
     assert tables(path) == {"alembic_version"}
+
+
+def test_the_schema_is_what_the_migrations_make(tmp_path):
+    Store(tmp_path / "migrated.db").close()
+    migrated, declared = (sa.create_engine(f"sqlite:///{tmp_path / name}.db") for name in ("migrated", "declared"))
+    schema.metadata.create_all(declared)
+    for name in schema.metadata.tables:
+        one, other = (
+            {c["name"]: (str(c["type"]), c["nullable"], bool(c["primary_key"])) for c in columns}
+            for columns in (sa.inspect(engine).get_columns(name) for engine in (migrated, declared))
+        )
+        assert one == other, name
+    migrated.dispose()
+    declared.dispose()
