@@ -123,8 +123,11 @@ class Daemon:
         record, began, pauses = task.record, time.monotonic(), _Pauses()
         what = f"{task.kind} round {record.get('round')} of run {record.get('run')}"
         answer: dict[str, Any] | None = None
+        failed = False
         while not self._ended.is_set():
             try:
+                if failed:  # the server may be another process by now, which knows nothing of this message
+                    self._link.check_awaited(task.message_id)
                 answer = answer or self._answer(task)
                 self._fleet.reply(task, answer)
                 self._link.answered(task.message_id)
@@ -148,6 +151,7 @@ class Daemon:
                     return
             except (httpx.HTTPError, OSError):
                 pass  # told by the thread that holds the session
+            failed = True
             self._ended.wait(pauses.next())
 
     def _answer(self, task: Task) -> dict[str, Any]:

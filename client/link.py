@@ -113,6 +113,10 @@ class Link:
         answer = self._client.put(f"/api/v1/updates/{message_id}", content=chunks(), headers=headers)
         return str(self._json(answer)["sha256"])
 
+    def check_awaited(self, message_id: str) -> None:
+        """Raise RefusedError (410) when nobody waits for the answer to a message any more."""
+        self._json(self._client.get(f"/api/v1/answers/{message_id}"))
+
     def answered(self, message_id: str) -> None:
         """Say that the reply to a message has been sent."""
         self._json(self._client.post(f"/api/v1/answers/{message_id}"))

@@ -92,6 +92,10 @@ class Exchange:
             self._received[message_id] = digest.hexdigest()
         return digest.hexdigest()
 
+    def check_awaited(self, message_id: str, name: str) -> None:
+        """Raise ExchangeError when nobody waits for a node's answer to a message."""
+        self._asked(message_id, name)
+
     def answered(self, message_id: str, name: str) -> None:
         """A node has sent its reply. Raises ExchangeError when nobody waits for it."""
         self._asked(message_id, name).answered(message_id)

@@ -120,8 +120,10 @@ class FederationChannel:
             "seed": config.seed,
             "client_holdout": config.evaluation.client_holdout,
         }
-        one.message_id = self._superlink.push(session.node_id, request.purpose.value, record)
-        one.session = session.token
+        message_id = self._superlink.push(session.node_id, request.purpose.value, record)
+        if message_id is None:  # it has a session and is about to say hello: the next look is soon enough
+            return
+        one.message_id, one.session = message_id, session.token
         self._exchange.expect(one.message_id, session.name, request.model.layout.size * 4, self._answered.put)
         self._roster.wake(session.name)
 

@@ -153,6 +153,13 @@ async def update(message_id: str, request: Request, federation: TheFederation, s
     return {"sha256": await federation.exchange.receive(message_id, session.name, request.stream())}
 
 
+@router.get("/answers/{message_id}")
+def awaited(message_id: str, federation: TheFederation, session: TheSession) -> dict[str, Any]:
+    """Whether a message's answer is still awaited."""
+    federation.exchange.check_awaited(message_id, session.name)
+    return {}
+
+
 @router.post("/answers/{message_id}")
 def answered(message_id: str, federation: TheFederation, session: TheSession) -> dict[str, Any]:
     """The node has replied to a message over the Fleet protocol."""

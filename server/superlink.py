@@ -107,8 +107,8 @@ class SuperLink:
         """Let a node activate again although its last process did not say goodbye."""
         self._state.deactivate_node(node_id)
 
-    def push(self, node_id: int, kind: str, record: Mapping[str, Any]) -> str:
-        """Put a message of plain values into a node's queue; its id."""
+    def push(self, node_id: int, kind: str, record: Mapping[str, Any]) -> str | None:
+        """Put a message of plain values into a node's queue; its id, or None while the node has not said hello."""
         metadata = Metadata(
             run_id=self.run_id,
             message_id="",
@@ -130,7 +130,7 @@ class SuperLink:
                 remove_content_from_message(message), tree, session
             )
             if not stored:
-                raise RuntimeError(f"Flower's SuperLink took no message for node {node_id}")
+                return None
             for object_id in missing:
                 self._state.store_object(self.run_id, session, object_id, objects[object_id].deflate())
         return message_id

@@ -101,6 +101,8 @@ def test_an_update_is_taken_from_the_node_that_was_asked_at_its_size_and_while_i
     assert "the update has 7 bytes, the model asks for 8" in put("m1", b"1234567").json()["detail"]
     assert put("m1", b"x" * 1000).status_code == 400
     assert put("m2", b"12345678").status_code == 410
+    awaited = [client.get(f"/api/v1/answers/{message}", headers=session).status_code for message in ("m1", "m2", "m3")]
+    assert awaited == [200, 410, 410]
     assert put("m3", b"12345678").status_code == 410
     assert put("../../etc", b"12345678").status_code in (404, 405, 410)
     digest = put("m1", b"12345678").json()["sha256"]

@@ -81,3 +81,8 @@ def test_who_is_not_registered_is_not_let_in(link):
 @pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/runtime/pull-messages", "/docs", "/openapi.json"])
 def test_only_the_fleet_protocol_is_reachable(link, path):
     assert httpx.post(f"http://127.0.0.1:{link.port}{path}").status_code == 404
+
+
+def test_a_node_that_has_not_said_hello_gets_no_message_yet(link):
+    node_id = link.register(public_pem(ec.generate_private_key(ec.SECP384R1())), "site-b")
+    assert link.push(node_id, "train", {"round": 1}) is None
