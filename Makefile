@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup install demo demo-federation test test-slow test-all lint bench clean
+.PHONY: setup install demo demo-federation test test-slow test-chaos test-all lint bench clean
 
 setup: $(VENV)/.stamp install  ## make .venv with everything that the tests and the demo need
 
@@ -24,13 +24,16 @@ demo: setup  ## 200 clients, attackers among them, three runs side by side
 demo-federation: setup  ## a server and four hospitals on loopback, with TLS
 	$(BIN)/coterie demo-federation
 
-test: setup  ## everything but the slow tests
-	$(BIN)/python -m pytest -m "not slow" -n 2
+test: setup  ## everything but the slow tests and the chaos
+	$(BIN)/python -m pytest -m "not slow and not chaos" -n 2
 
 test-slow: setup  ## the slow tests: full-size runs, the demo, the wheel in an environment of its own
 	$(BIN)/python -m pytest -m slow
 
-test-all: test test-slow  ## every test
+test-chaos: setup  ## a federation whose processes are killed and whose connections are cut
+	$(BIN)/python -m pytest -m chaos
+
+test-all: test test-slow test-chaos  ## every test
 
 lint: setup  ## style, types, direction of imports
 	$(BIN)/ruff check .

@@ -5,6 +5,8 @@ import socket
 import threading
 import time
 
+import pytest
+
 from ..commands import wait_for
 from .test_federation import SETTINGS, SITES, TASK, reasons
 
@@ -49,6 +51,7 @@ class Proxy:
                 end.close()
 
 
+@pytest.mark.chaos
 def test_cut_again_and_again_the_run_ends_with_the_same_bits(fed, simulated):
     fed.start("--insecure")
     proxy = Proxy(fed.port)

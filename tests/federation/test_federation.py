@@ -3,6 +3,8 @@
 import json
 import signal
 
+import pytest
+
 from coterie.server.store import Store
 
 from ..commands import wait_for
@@ -38,6 +40,7 @@ def test_a_run_on_nodes_ends_with_the_bits_of_the_simulation(fed, simulated):
     assert "Traceback" not in fed.log.read_text()
 
 
+@pytest.mark.chaos
 def test_killed_and_started_again_the_server_goes_on_to_the_same_bits(fed, simulated):
     join_all(fed, "--insecure")
     watching = fed.submit(rounds=40, **SETTINGS)
@@ -50,6 +53,7 @@ def test_killed_and_started_again_the_server_goes_on_to_the_same_bits(fed, simul
     assert result["model"]["sha256"] == simulated(40, 2)
 
 
+@pytest.mark.chaos
 def test_a_drained_server_takes_the_run_up_again(fed, simulated):
     join_all(fed, "--insecure")
     watching = fed.submit(rounds=25, **SETTINGS)
@@ -65,6 +69,7 @@ def test_a_drained_server_takes_the_run_up_again(fed, simulated):
     assert Store(fed.cli.home / "coterie.db").find("last").result["sha256"] == simulated(25, 2)
 
 
+@pytest.mark.chaos
 def test_a_killed_node_is_named_and_gets_work_again(fed):
     first, second = join_all(fed, "--insecure")
     watching = fed.submit(rounds=60, cohort__min_replies=1, **SETTINGS)
@@ -80,6 +85,7 @@ def test_a_killed_node_is_named_and_gets_work_again(fed):
     assert first.process.poll() is None
 
 
+@pytest.mark.chaos
 def test_a_client_that_takes_its_worker_down_is_a_named_failure(fed):
     fed.start("--insecure")
     fed.site("site0", "tiny_task:make,sites=2,client=site0,model=marked,marked=1,action=die")
@@ -90,6 +96,7 @@ def test_a_client_that_takes_its_worker_down_is_a_named_failure(fed):
     assert len(reasons(fed)) == 3
 
 
+@pytest.mark.chaos
 def test_a_second_process_with_the_same_key_waits(fed):
     first, _ = join_all(fed, "--insecure")
     wait_for(lambda: "is connected" in first.said(), "the first", 60)
