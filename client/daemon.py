@@ -11,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -96,7 +97,7 @@ class Daemon:
         """Heartbeats, whatever training does."""
         while not self._ended.wait(HEARTBEAT_SECONDS * random.uniform(0.7, 0.9)):  # noqa: S311 - no secret
             try:
-                self._fleet.heartbeat(HEARTBEAT_SECONDS)
+                self._stale = self._stale or not self._fleet.heartbeat(HEARTBEAT_SECONDS)
             except (httpx.HTTPError, OSError, ValueError) as error:
                 _log.warning("heartbeat failed: %s", error)
 
@@ -130,7 +131,6 @@ class Daemon:
                     self._link.check_awaited(task.message_id)
                 answer = answer or self._answer(task)
                 self._fleet.reply(task, answer)
-                self._link.answered(task.message_id)
                 _log.info("%s: %s (%.2f s)", what, answer.get("reason", "done"), time.monotonic() - began)
                 return
             except RefusedError as error:
@@ -157,21 +157,22 @@ class Daemon:
     def _answer(self, task: Task) -> dict[str, Any]:
         """Train or evaluate, and deliver the update."""
         record = task.record
-        # Names of our own: what a server sends does not become a path.
-        work = f"{record['run']}|{record['round']}|{record['model']}"
-        place = self._spool / hashlib.sha256(work.encode(errors="replace")).hexdigest()[:32]
-        model, update, note = (place.with_suffix(suffix) for suffix in (".model", ".update", ".json"))
-        for old in self._spool.iterdir():  # only the newest result may still have to be delivered again
-            if old.stem.partition(".")[0] != place.name:
+        model = self._spool / f"{_name(record['model'])}.model"
+        result_of = self._spool / _name(f"{record['run']}|{record['round']}|{record['model']}")
+        update, note = result_of.with_suffix(".update"), result_of.with_suffix(".json")
+        # The newest model may be evaluated and then trained; the newest result may have to be delivered again.
+        kept = {model.stem, result_of.stem}
+        for old in self._spool.iterdir():
+            if old.name.partition(".")[0] not in kept:
                 old.unlink(missing_ok=True)
         if task.kind == "evaluate":
-            self._link.download(str(record["model"]), model)
+            self._fetch(record, model)
             result = self._worker.call("evaluate", dict(record), str(model))
             return {"num_examples": result["num_examples"], "metrics": json.dumps(result["metrics"])}
         if note.exists():
             result = json.loads(note.read_text())
         else:
-            self._link.download(str(record["model"]), model)
+            self._fetch(record, model)
             result = self._worker.call("train", dict(record), str(model), str(update))
             note.write_text(json.dumps(result))
         return {
@@ -181,10 +182,19 @@ class Daemon:
             "metrics": json.dumps(result["metrics"]),
         }
 
+    def _fetch(self, record: Mapping[str, Any], model: Path) -> None:
+        if not model.exists():
+            self._link.download(str(record["model"]), model)
+
     def _tell(self, pauses: "_Pauses", why: str) -> None:
         pause = pauses.next()
         _log.warning("%s: trying again in %.1f s", why, pause)
         time.sleep(pause)
+
+
+def _name(text: object) -> str:
+    """A file's name of our own: what a server sends does not become a path."""
+    return hashlib.sha256(str(text).encode(errors="replace")).hexdigest()[:32]
 
 
 class _Pauses:

@@ -1,6 +1,6 @@
 """A node's end of the server's own HTTP interface: sessions, the wake-up, models down and updates up.
 
-Requests fail with httpx's errors; `refused` says what a server's refusal means in words.
+Requests fail with httpx's errors, and with RefusedError where the server says no.
 """
 
 import base64
@@ -116,10 +116,6 @@ class Link:
     def check_awaited(self, message_id: str) -> None:
         """Raise RefusedError (410) when nobody waits for the answer to a message any more."""
         self._json(self._client.get(f"/api/v1/answers/{message_id}"))
-
-    def answered(self, message_id: str) -> None:
-        """Say that the reply to a message has been sent."""
-        self._json(self._client.post(f"/api/v1/answers/{message_id}"))
 
     def close(self) -> None:
         """Close the connections."""

@@ -96,9 +96,12 @@ class Exchange:
         """Raise ExchangeError when nobody waits for a node's answer to a message."""
         self._asked(message_id, name)
 
-    def answered(self, message_id: str, name: str) -> None:
-        """A node has sent its reply. Raises ExchangeError when nobody waits for it."""
-        self._asked(message_id, name).answered(message_id)
+    def answered(self, message_id: str) -> None:
+        """A reply to a message has come, which somebody may wait for."""
+        with self._lock:
+            expected = self._expected.get(message_id)
+        if expected:
+            expected.answered(message_id)
 
     def update(self, message_id: str, digest: str) -> Path:
         """Where the update of an answer lies. Raises ExchangeError when it has another hash, or never came."""

@@ -52,6 +52,7 @@ class Federation:
         self.roster = Roster()
         self.superlink = SuperLink()
         self.exchange = Exchange(home / "exchange")
+        self.superlink.replied = self.exchange.answered
         self._changed = threading.Condition()
         self._queue: list[str] = []
         self._stopping = False

@@ -160,13 +160,6 @@ def awaited(message_id: str, federation: TheFederation, session: TheSession) -> 
     return {}
 
 
-@router.post("/answers/{message_id}")
-def answered(message_id: str, federation: TheFederation, session: TheSession) -> dict[str, Any]:
-    """The node has replied to a message over the Fleet protocol."""
-    federation.exchange.answered(message_id, session.name)
-    return {}
-
-
 class Requests:
     """Which signed requests have been seen: each is good for once."""
 

@@ -2,32 +2,30 @@
 
 Used of it: nodes known by their public keys, signed requests, heartbeats, and messages to nodes and back (the Fleet
 protocol). Its other interfaces, which submit and steer runs, are not reachable from outside. Its state is in memory:
-what must last is in Coterie's own store, and nodes are registered anew at every start.
+what must last is in Coterie's own store, and nodes are registered anew at every start. A message carries its few values
+inside: as Flower's objects they would cost both sides four requests more.
 """
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DATABASE"] = ":flwr-in-memory:"
 
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.app.message import make_message, remove_content_from_message
+from flwr.app import ConfigRecord, RecordDict
+from flwr.app.message import make_message
 from flwr.app.metadata import Metadata
 from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.inflatable.inflatable_object import get_object_tree, no_object_id_recompute
 from flwr.superlink.main import create_app
+from google.protobuf.message import DecodeError
 
 Scope = MutableMapping[str, Any]
 ASGI = Callable[[Scope, Any, Any], Awaitable[None]]
@@ -39,6 +37,9 @@ RUN_HEARTBEAT_SECONDS = 5.0
 
 MESSAGE_SECONDS = 30 * 24 * 3600.0
 """How long Flower keeps a message: the deadline is ours."""
+
+MOST_BYTES = 1 << 20
+"""Of a request to the Fleet protocol: models and updates do not travel here."""
 
 _RECORD = "coterie"
 
@@ -56,6 +57,8 @@ class SuperLink:
     """Nodes and messages of one Flower run, which lasts as long as this process."""
 
     def __init__(self) -> None:
+        self.replied: Callable[[str], None] = lambda message_id: None
+        """Called with a message's id when a reply to it has come, on the server's event loop."""
         self._app = create_app()
         # Only keys that the server has registered are let in.
         self._app.state.enable_supernode_auth = True
@@ -84,13 +87,24 @@ class SuperLink:
         """The Fleet protocol and nothing else of the SuperLink's application."""
 
         async def fleet(scope: Scope, receive: Any, send: Any) -> None:
-            if scope["type"] == "http" and not scope["path"].startswith("/v1/fleet/"):
-                await send({"type": "http.response.start", "status": 404, "headers": []})
-                await send({"type": "http.response.body", "body": b""})
-                return
-            await self._app(scope, receive, send)
+            if scope["type"] != "http":
+                await self._app(scope, receive, send)
+            elif not scope["path"].startswith("/v1/fleet/"):
+                await _refuse(send, 404)
+            elif (body := await _read(receive)) is None:
+                await _refuse(send, 413)
+            else:
+                await self._app(scope, _replay(body, receive), send)
+                if scope["path"] == "/v1/fleet/push-messages":
+                    self._announce(body)
 
         return fleet
+
+    def _announce(self, body: bytes) -> None:
+        """Say that a reply is there; whether it is one that Flower has taken, `pull` tells."""
+        with contextlib.suppress(DecodeError):
+            for message in PushMessagesRequest.FromString(body).messages_list:
+                self.replied(message.metadata.reply_to_message_id)
 
     def register(self, public_key: bytes, name: str) -> int:
         """Let a node in by its public key (PEM); its number in this process."""
@@ -124,16 +138,9 @@ class SuperLink:
         with no_object_id_recompute():
             message_id = message.object_id
             metadata.__dict__["_message_id"] = message_id
-            objects, tree = get_all_nested_objects(message), get_object_tree(message)
             session = self._state.start_session(self.run_id)
-            stored, missing = self._state.store_message_and_object_tree(
-                remove_content_from_message(message), tree, session
-            )
-            if not stored:
-                return None
-            for object_id in missing:
-                self._state.store_object(self.run_id, session, object_id, objects[object_id].deflate())
-        return message_id
+            stored, _ = self._state.store_message_and_object_tree(message, get_object_tree(message), session)
+        return message_id if stored else None
 
     def pull(self, message_ids: set[str]) -> list[Answer]:
         """Replies that have come since the last call to messages that wait for one."""
@@ -143,21 +150,40 @@ class SuperLink:
             if found.has_error():
                 answers.append(Answer(asked, {}, str(found.error.reason)))
                 continue
-            tree = self._state.object_store.get_object_tree(found.metadata.message_id)
-            contents = {
-                part.object_id: self._state.get_object(self.run_id, part.object_id)
-                for part in iterate_object_tree(tree)
-            }
             self._state.object_store.delete(found.metadata.message_id)
-            if not all(contents.values()):
-                answers.append(Answer(asked, {}, "the reply did not arrive whole"))
-                continue
-            message = cast("Message", inflate_object_from_contents(found.metadata.message_id, contents))
-            answers.append(Answer(asked, dict(message.content.config_records.get(_RECORD, {}))))
+            answers.append(Answer(asked, dict(found.content.config_records.get(_RECORD, {}))))
         return answers
 
     def forget(self, message_ids: set[str]) -> None:
-        """Drop messages and their objects; what may still come as a reply is refused."""
+        """Drop messages; what may still come as a reply is refused."""
         self._state.delete_messages(message_ids)
+        self._state.delete_sessions_in_run(self.run_id)  # of objects that nobody is going to send
         for message_id in message_ids:
             self._state.object_store.delete(message_id)
+
+
+async def _read(receive: Any) -> bytes | None:
+    """A request's body, or None when it is too large."""
+    body, more = bytearray(), True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > MOST_BYTES:
+            return None
+    return bytes(body)
+
+
+def _replay(body: bytes, receive: Any) -> Callable[[], Awaitable[Any]]:
+    """What gives a body that has been read, and after it what comes next."""
+    first = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Any:
+        return first.pop() if first else await receive()
+
+    return replay
+
+
+async def _refuse(send: Any, status: int) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": b""})

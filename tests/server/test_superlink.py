@@ -86,3 +86,19 @@ def test_only_the_fleet_protocol_is_reachable(link, path):
 def test_a_node_that_has_not_said_hello_gets_no_message_yet(link):
     node_id = link.register(public_pem(ec.generate_private_key(ec.SECP384R1())), "site-b")
     assert link.push(node_id, "train", {"round": 1}) is None
+
+
+def test_a_reply_is_announced_and_a_request_that_is_too_large_is_not_read(link, node):
+    node_id, fleet = node
+    announced = []
+    link.replied = announced.append
+    message_id = link.push(node_id, "train", {"round": 1})
+    fleet.reply(fleet.pull(), {"num_examples": 7})
+    assert announced == [message_id]
+    assert len(link.pull({message_id})) == 1
+    link.forget({message_id})
+    assert link._state._object_push_sessions == {}
+    url = f"http://127.0.0.1:{link.port}/v1/fleet/push-messages"
+    assert httpx.post(url, content=b"x" * (superlink.MOST_BYTES + 1)).status_code == 413
+    assert httpx.post(url, content=b"\xff" * 100).status_code >= 400
+    assert announced == [message_id]
