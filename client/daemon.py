@@ -128,7 +128,7 @@ class Daemon:
         while not self._ended.is_set():
             try:
                 if failed:  # the server may be another process by now, which knows nothing of this message
-                    self._link.check_awaited(task.message_id)
+                    self._link.received(task.message_id)
                 answer = answer or self._answer(task)
                 self._fleet.reply(task, answer)
                 _log.info("%s: %s (%.2f s)", what, answer.get("reason", "done"), time.monotonic() - began)
@@ -169,14 +169,15 @@ class Daemon:
             self._fetch(record, model)
             result = self._worker.call("evaluate", dict(record), str(model))
             return {"num_examples": result["num_examples"], "metrics": json.dumps(result["metrics"])}
+        start = 0
         if note.exists():
-            result = json.loads(note.read_text())
+            result, start = json.loads(note.read_text()), self._link.received(task.message_id)
         else:
             self._fetch(record, model)
             result = self._worker.call("train", dict(record), str(model), str(update))
             note.write_text(json.dumps(result))
         return {
-            "update": self._link.upload(task.message_id, update),
+            "update": self._link.upload(task.message_id, update, start),
             "version": record["version"],
             "num_examples": result["num_examples"],
             "metrics": json.dumps(result["metrics"]),

@@ -101,21 +101,22 @@ class Link:
             raise OSError(f"the model has sha256 {found}, announced was {digest}: downloading it again")
         part.replace(path)
 
-    def upload(self, message_id: str, path: Path) -> str:
-        """An update out of a file; its hash as the server has it."""
+    def upload(self, message_id: str, path: Path, start: int = 0) -> str:
+        """An update out of a file, from byte `start` on; the hash of the whole as the server has it."""
 
         def chunks() -> Generator[bytes]:
             with path.open("rb") as file:
+                file.seek(start)
                 while chunk := file.read(CHUNK):
                     yield chunk
 
-        headers = {"content-length": str(path.stat().st_size)}
-        answer = self._client.put(f"/api/v1/updates/{message_id}", content=chunks(), headers=headers)
+        url, headers = f"/api/v1/updates/{message_id}", {"content-length": str(path.stat().st_size - start)}
+        answer = self._client.put(url, params={"start": start}, content=chunks(), headers=headers)
         return str(self._json(answer)["sha256"])
 
-    def check_awaited(self, message_id: str) -> None:
-        """Raise RefusedError (410) when nobody waits for the answer to a message any more."""
-        self._json(self._client.get(f"/api/v1/answers/{message_id}"))
+    def received(self, message_id: str) -> int:
+        """How many bytes of a message's update the server has. Raises RefusedError (410) when nobody waits for it."""
+        return int(self._json(self._client.get(f"/api/v1/answers/{message_id}"))["received"])
 
     def close(self) -> None:
         """Close the connections."""

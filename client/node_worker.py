@@ -72,7 +72,7 @@ class NodeWorker:
             device = choose_device(local.device)
             self._trainer = key, LocalTrainer(task.model(), task.loss, plan, device, int(request["seed"]))
         trainer = self._trainer[1]
-        state, _, _ = read_archive(Path(model).read_bytes())
+        state, _, _ = read_archive(Path(model))
         trainer.model.load(state)
         return task, trainer, state
 

@@ -6,8 +6,8 @@ Only the first `layout.num_parameters` values are moved by a server optimizer or
 buffers and frozen parameters are `fixed`: they keep dtype and shape (0-d included), travel with the model and are never
 averaged.
 
-The codec is safetensors: no pickle, every bit kept. Averaged tensors are float32 while a run lasts, in checkpoints too;
-only the final model file has them in the dtype that the module declared.
+The codec is safetensors: no pickle, every bit kept, written and read without a second copy. Averaged tensors are
+float32 while a run lasts, in checkpoints too; only the final model file has them in the dtype that the module declared.
 """
 
 import hashlib
@@ -15,12 +15,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_safetensors
-from safetensors.torch import save as save_safetensors
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from coterie.core.errors import ModelError
@@ -127,8 +127,10 @@ class ModelState:
             digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
-    def to_bytes(self, extra: Mapping[str, Tensor] | None = None, note: Mapping[str, Any] | None = None) -> bytes:
-        """Encode as safetensors. `extra` tensors are stored beside the model, `note` (JSON values) in the header."""
+    def save(
+        self, path: Path, extra: Mapping[str, Tensor] | None = None, note: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write as safetensors. `extra` tensors are stored beside the model, `note` (JSON values) in the header."""
 
         def listed(entries: tuple[Entry, ...]) -> list[Any]:
             return [(entry.name, entry.shape, str(entry.dtype).removeprefix("torch.")) for entry in entries]
@@ -142,20 +144,23 @@ class ModelState:
         tensors = {"flat": self.flat.contiguous()}
         tensors |= {f"fixed.{name}": tensor.contiguous() for name, tensor in self.fixed.items()}
         tensors |= {f"extra.{name}": tensor.contiguous() for name, tensor in (extra or {}).items()}
-        return save_safetensors(tensors, metadata={_METADATA_KEY: json.dumps(header)})
+        save_file(tensors, path, metadata={_METADATA_KEY: json.dumps(header)})
 
 
-def state_dict_bytes(state: ModelState) -> bytes:
+def save_state_dict(state: ModelState, path: Path) -> None:
     """A plain safetensors file: `safetensors.torch.load_file` gives the module's state dict (tied parameters once)."""
-    return save_safetensors({name: tensor.contiguous() for name, tensor in state.tensors().items()})
+    save_file({name: tensor.contiguous() for name, tensor in state.tensors().items()}, path)
 
 
-def read_archive(data: bytes) -> tuple[ModelState, dict[str, Tensor], dict[str, Any]]:
-    """Decode what `ModelState.to_bytes` wrote into the state, the extra tensors and the note. Raises ModelError."""
+def read_archive(path: Path) -> tuple[ModelState, dict[str, Tensor], dict[str, Any]]:
+    """What `ModelState.save` wrote: the state, the extra tensors and the note. Raises ModelError, and OSError.
+
+    The tensors are windows on the file, read when they are used: it may be replaced or removed, but not overwritten.
+    """
     try:
-        tensors = load_safetensors(data)
-        length = int.from_bytes(data[:8], "little")
-        header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_METADATA_KEY])
+        with safe_open(path, "pt") as file:
+            tensors: dict[str, Tensor] = file.get_tensors()
+            header = json.loads(file.metadata()[_METADATA_KEY])
         parameters, buffers = (
             tuple(Entry(name, tuple(shape), getattr(torch, dtype)) for name, shape, dtype in header[part])
             for part in ("parameters", "buffers")
@@ -215,4 +220,4 @@ def _entry(name: str, tensor: Tensor) -> Entry:
     return Entry(name, tuple(tensor.shape), tensor.dtype)
 
 
-__all__ = ["Entry", "Layout", "ModelState", "check_layout", "describe", "read_archive", "split", "state_dict_bytes"]
+__all__ = ["Entry", "Layout", "ModelState", "check_layout", "describe", "read_archive", "save_state_dict", "split"]

@@ -7,10 +7,11 @@ every moment.
 import contextlib
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from safetensors import SafetensorError
 from torch import Tensor
 
 from coterie.core.errors import ModelError, RunError, StorageError
@@ -30,15 +31,16 @@ class Checkpoint:
     clock: float = 0.0
     empty_rounds: int = 0
 
-    def to_bytes(self) -> bytes:
+    def save(self, path: Path) -> None:
+        """Write it, in one go."""
         note = {"round": self.round, "clock": self.clock, "empty_rounds": self.empty_rounds}
-        return self.model.to_bytes(self.optimizer, note)
+        self.model.save(path, self.optimizer, note)
 
     @classmethod
     def load(cls, path: Path) -> "Checkpoint | None":
         """The last complete checkpoint, or None before the first. Raises RunError when it cannot be read."""
         try:
-            model, optimizer, note = read_archive(path.read_bytes())
+            model, optimizer, note = read_archive(path)
             return cls(int(note["round"]), model, optimizer, float(note["clock"]), int(note["empty_rounds"]))
         except FileNotFoundError:
             return None
@@ -48,14 +50,16 @@ class Checkpoint:
             raise RunError(f"the checkpoint {path} is damaged: {error}: restore it or start a new run") from error
 
 
-def write_safely(path: Path, data: bytes) -> None:
-    """Write, flush to disk, rename: readers see the old file or the new one. Raises StorageError, leaving the old
-    one."""
+def write_safely(path: Path, write: Callable[[Path], object]) -> None:
+    """Have `write` fill a file beside, flush it to disk, rename it: readers see the old file or the new one.
+
+    Raises StorageError, leaving the old one.
+    """
     part = path.with_name(path.name + ".part")
     try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
+        part.write_bytes(b"")
+        write(part)
+        with part.open("rb") as file:
             os.fsync(file.fileno())
         part.replace(path)
         directory = os.open(path.parent, os.O_RDONLY)
@@ -63,11 +67,12 @@ def write_safely(path: Path, data: bytes) -> None:
             os.fsync(directory)
         finally:
             os.close(directory)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             part.unlink()
+        why = getattr(error, "strerror", error)
         raise StorageError(
-            f"cannot write {path}: {error.strerror}: free space or mend permissions, then go on with "
+            f"cannot write {path}: {why}: free space or mend permissions, then go on with "
             f"`coterie runs resume`; the last complete checkpoint is kept"
         ) from error
 
@@ -113,6 +118,6 @@ class CheckpointWriter:
             if checkpoint is None:
                 return
             try:
-                write_safely(self._path, checkpoint.to_bytes())
+                write_safely(self._path, checkpoint.save)
             except Exception as error:
                 self._error = error

@@ -12,7 +12,7 @@ from coterie.core import interrupts
 from coterie.core.errors import ModelError, RunError, RunInterrupted
 from coterie.core.events import EventKind, Listener
 from coterie.core.messages import Channel
-from coterie.core.model_state import ModelState, state_dict_bytes
+from coterie.core.model_state import ModelState, save_state_dict
 from coterie.core.run_config import RunConfig
 from coterie.server.checkpoint import Checkpoint, CheckpointWriter, write_safely
 from coterie.server.coordinator import Coordinator, Evaluate, Outcome, explain
@@ -78,7 +78,7 @@ def _conduct(
             rules = parts.aggregator, parts.server_optimizer
             outcome = Coordinator(config, channel, *rules, journal, checkpoints, evaluate).run(start)
         checkpoints.close()
-        write_safely(directory.model, state_dict_bytes(outcome.model))
+        write_safely(directory.model, lambda part: save_state_dict(outcome.model, part))
         journal.emit(EventKind.RUN_FINISHED, outcome.rounds, **explain(outcome))
         journal.commit()
     except BaseException as error:
@@ -117,7 +117,7 @@ def register(
         kind=kind,
         status=status,
     )
-    write_safely(directory.path / "run.toml", text.encode())
+    write_safely(directory.path / "run.toml", lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def _last_checkpoint(parts: Parts, directory: RunDirectory, run_id: str) -> Checkpoint:

@@ -67,7 +67,7 @@ class FederationChannel:
             return
         began = time.monotonic()
         owed = {request.client_id: _Owed(request) for request in requests}
-        model = self._exchange.publish(requests[0].model.to_bytes())
+        model = self._exchange.publish(requests[0].model.save)
         try:
             looked = -math.inf
             while owed:
@@ -102,7 +102,6 @@ class FederationChannel:
             return False
         session = self._roster.get(name)
         if session and session.token != one.session:
-            self._withdraw(one)
             self._ask(one, session, model)
         return True
 
@@ -113,7 +112,6 @@ class FederationChannel:
             "round": request.round,
             "version": request.version,
             "model": model,
-            "size": request.model.layout.size,
             "task": config.task.name,
             "local": tomli_w.dumps(config.local.model_dump(exclude_none=True)),
             "rounds": config.rounds,
@@ -123,8 +121,11 @@ class FederationChannel:
         message_id = self._superlink.push(session.node_id, request.purpose.value, record)
         if message_id is None:  # it has a session and is about to say hello: the next look is soon enough
             return
+        num_bytes = request.model.layout.size * 4
+        self._exchange.expect(message_id, session.name, num_bytes, self._answered.put, instead_of=one.message_id)
+        if one.message_id:
+            self._superlink.forget({one.message_id})
         one.message_id, one.session = message_id, session.token
-        self._exchange.expect(one.message_id, session.name, request.model.layout.size * 4, self._answered.put)
         self._roster.wake(session.name)
 
     def _results(self, owed: Mapping[str, "_Owed"], seconds: float) -> Iterator[tuple["_Owed", Result]]:
@@ -164,7 +165,7 @@ class FederationChannel:
             if request.purpose is Purpose.EVALUATE:
                 return Evaluation(name, round, int(count), metrics)
             path = self._exchange.update(answer.message_id, str(record["update"]))
-            delta = torch.from_numpy(np.fromfile(path, "<f4"))
+            delta = torch.from_numpy(np.memmap(path, "<f4", "c"))  # stays when the file is removed
         except (ConfigError, KeyError, TypeError, ValueError, OSError) as error:
             return Failure(name, round, "malformed", f"its answer cannot be read: {type(error).__name__}: {error}")
         version: Any = record.get("version")

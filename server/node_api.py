@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from fastapi import APIRouter, Depends, Header, HTTPException, Request
+from fastapi import APIRouter, Depends, Header, HTTPException, Query, Request
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
@@ -148,16 +148,21 @@ def model(digest: str, federation: TheFederation, session: TheSession) -> FileRe
 
 
 @router.put("/updates/{message_id}")
-async def update(message_id: str, request: Request, federation: TheFederation, session: TheSession) -> dict[str, str]:
-    """An update, for the message that asked for it."""
-    return {"sha256": await federation.exchange.receive(message_id, session.name, request.stream())}
+async def update(
+    message_id: str,
+    request: Request,
+    federation: TheFederation,
+    session: TheSession,
+    start: Annotated[int, Query(ge=0)] = 0,
+) -> dict[str, str]:
+    """An update, for the message that asked for it; from byte `start` on, where a request before was cut."""
+    return {"sha256": await federation.exchange.receive(message_id, session.name, request.stream(), start)}
 
 
 @router.get("/answers/{message_id}")
-def awaited(message_id: str, federation: TheFederation, session: TheSession) -> dict[str, Any]:
-    """Whether a message's answer is still awaited."""
-    federation.exchange.check_awaited(message_id, session.name)
-    return {}
+def awaited(message_id: str, federation: TheFederation, session: TheSession) -> dict[str, int]:
+    """Whether a message's answer is still awaited, and how many bytes of its update are here."""
+    return {"received": federation.exchange.received(message_id, session.name)}
 
 
 class Requests:

@@ -1,6 +1,9 @@
 """A model as data: nothing is lost on the way through the codec, and only what may be averaged is in the flat
 vector."""
 
+import tempfile
+from pathlib import Path
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -9,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from coterie.core.errors import ModelError
-from coterie.core.model_state import ModelState, check_layout, read_archive, split, state_dict_bytes
+from coterie.core.model_state import ModelState, check_layout, read_archive, save_state_dict, split
 
 
 class Everything(nn.Module):
@@ -25,6 +28,12 @@ class Everything(nn.Module):
         self.tied = self.conv.weight
         self.register_buffer("mask", torch.tensor([True, False]))
         self.register_buffer("scratch", torch.zeros(7), persistent=False)
+
+
+def there_and_back(state, *beside):
+    with tempfile.TemporaryDirectory() as folder:
+        state.save(Path(folder) / "model", *beside)
+        return read_archive(Path(folder) / "model")
 
 
 def test_flat_holds_trainable_parameters_then_floating_buffers():
@@ -46,7 +55,7 @@ def test_integer_boolean_and_frozen_tensors_are_never_averaged():
 
 def test_codec_keeps_every_dtype_and_shape():
     state = ModelState.from_module(Everything())
-    back = read_archive(state.to_bytes())[0]
+    back = there_and_back(state)[0]
     assert back.layout == state.layout
     assert back.sha256() == state.sha256()
     for name, tensor in state.tensors().items():
@@ -59,19 +68,33 @@ def test_codec_keeps_every_dtype_and_shape():
 def test_the_codec_keeps_what_the_declared_dtype_would_round():
     state = ModelState.from_module(Everything())
     state = state.with_flat(state.flat + 1e-3 * torch.randn_like(state.flat))
-    back, _, _ = read_archive(state.to_bytes())
+    back, _, _ = there_and_back(state)
     assert torch.equal(back.flat, state.flat)
     assert back.layout == state.layout
 
 
-def test_encoding_the_same_state_gives_the_same_bytes():
+def test_encoding_the_same_state_gives_the_same_bytes(tmp_path):
     state = ModelState.from_module(Everything())
-    assert state.to_bytes(note={"round": 3, "clock": 1.5}) == state.to_bytes(note={"round": 3, "clock": 1.5})
+    for name in ("one", "other"):
+        state.save(tmp_path / name, note={"round": 3, "clock": 1.5})
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+
+
+def test_what_was_read_stays_when_the_file_is_replaced_and_may_be_written_to(tmp_path):
+    path = tmp_path / "model"
+    state = ModelState.from_module(nn.Linear(300, 200))
+    state.save(path)
+    back, _, _ = read_archive(path)
+    state.with_flat(state.flat * 2).save(tmp_path / "other")
+    (tmp_path / "other").replace(path)
+    assert back.sha256() == state.sha256()
+    back.flat.add_(1)
+    assert torch.equal(read_archive(path)[0].flat, state.flat * 2)
 
 
 def test_extra_tensors_and_note_travel_beside_the_model():
     state = ModelState.from_module(nn.Linear(2, 1))
-    back, extra, note = read_archive(state.to_bytes({"momentum": torch.arange(3.0)}, {"round": 7}))
+    back, extra, note = there_and_back(state, {"momentum": torch.arange(3.0)}, {"round": 7})
     assert torch.equal(extra["momentum"], torch.arange(3.0))
     assert note == {"round": 7}
     assert back.sha256() == state.sha256()
@@ -103,16 +126,17 @@ def test_sha256_sees_one_flipped_bit_and_a_renamed_tensor():
 
 def test_plain_safetensors_file_reads_back_as_a_state_dict(tmp_path):
     module = Everything()
-    (tmp_path / "model.safetensors").write_bytes(state_dict_bytes(ModelState.from_module(module)))
+    save_state_dict(ModelState.from_module(module), tmp_path / "model.safetensors")
     loaded = load_file(tmp_path / "model.safetensors")
     assert torch.equal(loaded["norm.running_var"], module.norm.running_var)
     assert loaded["halved"].dtype == torch.float16
 
 
 @pytest.mark.parametrize("data", [b"", b"not safetensors at all", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "])
-def test_foreign_bytes_are_refused(data):
+def test_foreign_bytes_are_refused(data, tmp_path):
+    (tmp_path / "model").write_bytes(data)
     with pytest.raises(ModelError, match="not a model state"):
-        read_archive(data)
+        read_archive(tmp_path / "model")
 
 
 def test_a_layout_difference_is_named():
@@ -154,7 +178,7 @@ def test_any_shapes_survive_the_codec(shapes, dtype):
         module.register_parameter(f"p{i}", nn.Parameter(torch.randn(shape).to(dtype)))
         module.register_buffer(f"b{i}", torch.randint(0, 9, shape))
     state = ModelState.from_module(module)
-    back = read_archive(state.to_bytes())[0]
+    back = there_and_back(state)[0]
     assert back.sha256() == state.sha256()
     assert {n: (t.dtype, t.shape) for n, t in back.tensors().items()} == {
         n: (t.dtype, t.shape) for n, t in state.tensors().items()

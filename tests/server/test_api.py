@@ -104,6 +104,7 @@ def test_an_update_is_taken_from_the_node_that_was_asked_at_its_size_and_while_i
     awaited = [client.get(f"/api/v1/answers/{message}", headers=session).status_code for message in ("m1", "m2", "m3")]
     assert awaited == [200, 410, 410]
     assert put("m3", b"12345678").status_code == 410
+    assert client.put("/api/v1/updates/m1?start=4", content=b"5678", headers=session).status_code == 409
     assert put("../../etc", b"12345678").status_code in (404, 405, 410)
     digest = put("m1", b"12345678").json()["sha256"]
     federation.exchange.answered("m1")
@@ -115,7 +116,7 @@ def test_an_update_is_taken_from_the_node_that_was_asked_at_its_size_and_while_i
 
 
 def test_a_model_is_served_in_pieces_while_it_is_offered(client, federation, node):
-    session, digest = node.session(), federation.exchange.publish(b"0123456789")
+    session, digest = node.session(), federation.exchange.publish(lambda part: part.write_bytes(b"0123456789"))
     part = client.get(f"/api/v1/models/{digest}", headers=session | {"range": "bytes=4-"})
     assert (part.status_code, part.content) == (206, b"456789")
     assert client.get(f"/api/v1/models/{digest}").status_code == 401

@@ -45,7 +45,7 @@ def test_closing_waits_for_the_newest(tmp_path):
 
 def test_a_failed_write_keeps_the_old_one_and_is_raised(tmp_path):
     path = tmp_path / "c"
-    write_safely(path, checkpoint(1).to_bytes())
+    write_safely(path, checkpoint(1).save)
     (tmp_path / "c.part").mkdir()
     writer = CheckpointWriter(path)
     writer.put(checkpoint(2))
@@ -55,7 +55,8 @@ def test_a_failed_write_keeps_the_old_one_and_is_raised(tmp_path):
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path):
-    data = checkpoint().to_bytes()
+    checkpoint().save(tmp_path / "c")
+    data = (tmp_path / "c").read_bytes()
     (tmp_path / "c").write_bytes(data[: len(data) // 2])
     with pytest.raises(RunError, match=r"the checkpoint .*c is damaged: not a model state"):
         Checkpoint.load(tmp_path / "c")
@@ -69,7 +70,7 @@ import sys, itertools
 from pathlib import Path
 from coterie.server.checkpoint import write_safely
 for i in itertools.count():
-    write_safely(Path(sys.argv[1]), (b"%08d" % i) * 50_000)
+    write_safely(Path(sys.argv[1]), lambda part: part.write_bytes((b"%08d" % i) * 50_000))
 """
 
 
