@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from coterie.client.devices import choose_device
 from coterie.client.node_config import OwnTask
@@ -24,7 +25,7 @@ from coterie.tasks import Records, Task, load_task
 
 
 class NodeWorker:
-    """Does the requests of one node. A request is the record of a message, see `server.federation_channel`."""
+    """Does the requests of one node. A request is the record of a message, see `server.questions`."""
 
     def __init__(self, name: str, tasks: Mapping[str, OwnTask]) -> None:
         self._name = name
@@ -37,16 +38,25 @@ class NodeWorker:
 
     def train(self, request: Mapping[str, Any], model: str, update: str) -> dict[str, Any]:
         """Train from the model in a file; leave the update, raw little-endian float32[D], in another."""
+        delta, result = self.trained(request, Path(model).read_bytes())
+        delta.tofile(update)
+        return result
+
+    def trained(self, request: Mapping[str, Any], model: bytes) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        """Train from a model; the update, little-endian float32[D], and what is told about it."""
         task, trainer, state = self._prepared(request, model)
         records = self._records(task, request, training=True)
         start = state.flat.to(trainer.model.device)
         metrics = trainer.train(start, records.inputs, records.targets, int(request["round"]), self._name)
         delta = (trainer.model.values - start).cpu()
-        delta.numpy().astype("<f4", copy=False).tofile(update)
-        return {"num_examples": len(records), "metrics": metrics}
+        return delta.numpy().astype("<f4", copy=False), {"num_examples": len(records), "metrics": metrics}
 
     def evaluate(self, request: Mapping[str, Any], model: str) -> dict[str, Any]:
         """Evaluate the model in a file."""
+        return self.evaluated(request, Path(model).read_bytes())
+
+    def evaluated(self, request: Mapping[str, Any], model: bytes) -> dict[str, Any]:
+        """Evaluate a model."""
         task, trainer, state = self._prepared(request, model)
         records = self._records(task, request, training=not request["client_holdout"])
         if not len(records):
@@ -57,7 +67,7 @@ class NodeWorker:
         )
         return {"num_examples": len(records), "metrics": metrics}
 
-    def _prepared(self, request: Mapping[str, Any], model: str) -> tuple[Task, LocalTrainer, ModelState]:
+    def _prepared(self, request: Mapping[str, Any], model: bytes) -> tuple[Task, LocalTrainer, ModelState]:
         name = str(request["task"])
         if name not in self._tasks:
             raise ConfigError(
@@ -72,7 +82,7 @@ class NodeWorker:
             device = choose_device(local.device)
             self._trainer = key, LocalTrainer(task.model(), task.loss, plan, device, int(request["seed"]))
         trainer = self._trainer[1]
-        state, _, _ = read_archive(Path(model).read_bytes())
+        state, _, _ = read_archive(model)
         trainer.model.load(state)
         return task, trainer, state
 
