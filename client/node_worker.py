@@ -24,7 +24,7 @@ from coterie.tasks import Records, Task, load_task
 
 
 class NodeWorker:
-    """Does the requests of one node. A request is the record of a message, see `server.federation_channel`."""
+    """Does the requests of one node. A request is the record of a message, see `server.questions`."""
 
     def __init__(self, name: str, tasks: Mapping[str, OwnTask]) -> None:
         self._name = name

@@ -31,6 +31,13 @@ class Choice(BaseModel):
         return dict(self.model_extra or {})
 
 
+def given(choice: Choice | None) -> Choice:
+    """A choice that a resolved run has."""
+    if choice is None:
+        raise ValueError("the run is not resolved: call RunConfig.resolve first")
+    return choice
+
+
 def find(table: Table, choice: Choice, key: str) -> Callable[..., Any]:
     """The callable that a choice names. `key` is the place in the run file, for the error's text."""
     if ":" in choice.name:

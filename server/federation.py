@@ -6,37 +6,29 @@ goes on with what was running, from its last complete round, and with what was q
 
 import contextlib
 import logging
-import secrets
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-from coterie.aggregation import AGGREGATORS, SERVER_OPTIMIZERS, Aggregator, ServerOptimizer
-from coterie.core.choice import build
-from coterie.core.errors import ConfigError, CoterieError, RunError
+from coterie.core.errors import CoterieError, RunError
 from coterie.core.events import EventKind
-from coterie.core.messages import Channel
-from coterie.core.model_state import ModelState
-from coterie.core.records import num_training
 from coterie.core.run_config import RunConfig
-from coterie.server.conduct import Parts, conduct, register
-from coterie.server.coordinator import Evaluate
+from coterie.server.assembly import assemble, check_run, tell, telling, wait_for_clients
+from coterie.server.conduct import conduct, register
 from coterie.server.enrolment import Enrolment, NodeStatus
 from coterie.server.exchange import Exchange
 from coterie.server.federation_channel import FederationChannel
-from coterie.server.journal import Journal
 from coterie.server.roster import Roster
-from coterie.server.run_directory import RunDirectory, run_path
+from coterie.server.run_directory import RunDirectory, new_run_id, run_path
 from coterie.server.store import RunKind, RunRecord, RunStatus, Store
 from coterie.server.superlink import SuperLink
-from coterie.tasks import Task, load_task
-from coterie.tasks.task import initial_model, measure
+from coterie.tasks import load_task
 
-EVALUATION_BATCH = 256
-"""Held-out records per forward pass."""
+LOOK_SECONDS = 0.2
+"""Between looks for the nodes that a run waits for."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,8 +77,8 @@ class Federation:
     def submit(self, text: str) -> str:
         """Queue a run given as TOML; its id. Raises ConfigError."""
         config = RunConfig.from_toml(text, "the run")
-        self._parts_of(config)
-        run_id = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
+        check_run(config)
+        run_id = new_run_id()
         with contextlib.closing(RunDirectory(run_path(self.home, run_id))) as directory:
             register(config, run_id, self.store, directory, RunKind.FEDERATION, RunStatus.QUEUED)
         with self._changed:
@@ -103,7 +95,7 @@ class Federation:
             if run_id not in self._queue:
                 raise RunError(f"run {run_id} is neither queued nor running")
             self._queue.remove(run_id)
-        self._tell(run_id, EventKind.RUN_FAILED, reason="cancelled before it began")
+        tell(self.store, run_id, EventKind.RUN_FAILED, reason="cancelled before it began")
 
     def revoke(self, name: str) -> None:
         """Refuse a node from now on, its present session too."""
@@ -136,79 +128,23 @@ class Federation:
 
     def _execute(self, record: RunRecord, stop: "_Stop") -> None:
         config = RunConfig.from_toml(record.config, f"the stored run {record.id}")
-        try:
+
+        def here() -> dict[str, int]:
+            return {session.name: session.offers.get(config.task.name, 0) for session in self.roster.here()}
+
+        def pause() -> None:
+            stop.check()
+            time.sleep(LOOK_SECONDS)
+
+        def channel(config: RunConfig, counts: Mapping[str, int]) -> FederationChannel:
+            return FederationChannel(record.id, config, counts, self.roster, self.superlink, self.exchange, stop.check)
+
+        with telling(self.store, record.id):
             task = load_task(config.task)
-            clients = self._clients(record.id, config, stop)
-            config = config.resolve(len(clients))
-            aggregator, server_optimizer = self._parts_of(config)
-            check = getattr(aggregator, "check", None)
-            if check is not None:
-                check(config.cohort.min_replies or 1)
-        except CoterieError as error:
-            self._tell(record.id, EventKind.RUN_FAILED, reason=f"{type(error).__name__}: {error}")
-            raise
-        counts = {name: num_training(count, config.evaluation.client_holdout) for name, count in clients.items()}
-
-        @contextlib.contextmanager
-        def channel(_: ModelState) -> Generator[tuple[Channel, Evaluate]]:
-            yield (
-                FederationChannel(record.id, config, counts, self.roster, self.superlink, self.exchange, stop.check),
-                _held_out(task),
-            )
-
-        parts = Parts(
-            config,
-            aggregator,
-            server_optimizer,
-            initial_model(task, config.seed),
-            records={"test": task.test.sha256()},
-            described={"num_clients": len(clients), "clients": clients, "partition": {"sizes": clients}},
-            open=channel,
-        )
+            clients = wait_for_clients(self.store, record.id, config, here, pause)
+            parts = assemble(config, task, clients, channel)
         with contextlib.closing(RunDirectory(run_path(self.home, record.id))) as directory:
             conduct(parts, record.id, False, self.store, directory)
-
-    def _clients(self, run_id: str, config: RunConfig, stop: "_Stop") -> dict[str, int]:
-        """Who takes part, with the records that each holds: those of the start, or those who are here now.
-
-        Waits for enough of them, and says so. Raises RunError when they do not come.
-        """
-        begun = [e.data["clients"] for e in self.store.events(run_id) if e.kind is EventKind.RUN_STARTED]
-        known: dict[str, int] | None = dict(begun[0]) if begun else None
-        wanted = config.federation.min_clients or config.cohort.size or 1
-        if known is not None:
-            wanted = min(wanted, len(known))
-        end, said, task = time.monotonic() + config.federation.wait, "", config.task.name
-        while True:
-            offers = {session.name: session.offers.get(task, 0) for session in self.roster.here()}
-            here = {name: count for name, count in offers.items() if count and (known is None or name in known)}
-            if len(here) >= wanted:
-                return here if known is None else known
-            reason = f"{len(here)} of {wanted} nodes with records for task {task!r} are here"
-            if time.monotonic() > end:
-                wait = config.federation.wait
-                raise RunError(f"{reason} after {wait:g} s: start more, or lower federation.min_clients")
-            if reason != said:
-                said = reason
-                self._tell(run_id, EventKind.RUN_WAITING, reason=reason)
-            stop.check()
-            time.sleep(0.2)
-
-    def _tell(self, run_id: str, kind: EventKind, **data: str) -> None:
-        history = self.store.events(run_id)
-        journal = Journal(self.store, run_id, last_seq=history[-1].seq if history else 0)
-        journal.emit(kind, history[-1].round if history else 0, **data)
-        journal.commit()
-
-    def _parts_of(self, config: RunConfig) -> tuple[Aggregator, ServerOptimizer]:
-        """Rule and server optimizer of a run, resolved or not. Raises ConfigError."""
-        config = config.resolve(max(2, config.federation.min_clients or config.cohort.size or 2))
-        if config.aggregator is None or config.server_optimizer is None:
-            raise ConfigError("aggregator and server_optimizer must be set")
-        return (
-            build(AGGREGATORS, config.aggregator, "aggregator", expects=Aggregator),
-            build(SERVER_OPTIMIZERS, config.server_optimizer, "server_optimizer", expects=ServerOptimizer),
-        )
 
 
 class _Stop:
@@ -226,18 +162,3 @@ class _Stop:
             raise KeyboardInterrupt
         if self._why:
             raise RunError("cancelled")
-
-
-def _held_out(task: Task) -> Evaluate:
-    """Measures a model on the task's held-out set, in this process."""
-    with torch.random.fork_rng(devices=[]):
-        module = task.model()
-
-    @torch.no_grad()
-    def evaluate(model: ModelState) -> Mapping[str, float]:
-        model.load_into(module)
-        module.eval()
-        outputs = torch.cat([module(block).float() for block in task.test.inputs.split(EVALUATION_BATCH)])
-        return measure(outputs, task.test.targets, task.loss, task.metrics)
-
-    return evaluate

@@ -4,26 +4,21 @@ The global model is one file, named by its hash and sent to every node straight 
 raw little-endian float32 values of the flat vector. A node that goes away is a named failure within seconds.
 """
 
-import json
 import math
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import tomli_w
 import torch
 
-from coterie.core.errors import ConfigError
-from coterie.core.messages import ClientInfo, Evaluation, Failure, Purpose, Reply, Request, Update
+from coterie.core.messages import ClientInfo, Failure, Reply, Request
 from coterie.core.run_config import RunConfig
 from coterie.server.exchange import Exchange
+from coterie.server.questions import Result, question, result
 from coterie.server.roster import Roster, Session
 from coterie.server.superlink import Answer, SuperLink
-
-Result = Update | Evaluation | Failure
 
 CHECK_SECONDS = 0.5
 """How often nodes that owe an answer are looked after."""
@@ -102,30 +97,18 @@ class FederationChannel:
             return False
         session = self._roster.get(name)
         if session and session.token != one.session:
+            self._withdraw(one)
             self._ask(one, session, model)
         return True
 
     def _ask(self, one: "_Owed", session: Session, model: str) -> None:
-        config, request = self._config, one.request
-        record = {
-            "run": self._run_id,
-            "round": request.round,
-            "version": request.version,
-            "model": model,
-            "task": config.task.name,
-            "local": tomli_w.dumps(config.local.model_dump(exclude_none=True)),
-            "rounds": config.rounds,
-            "seed": config.seed,
-            "client_holdout": config.evaluation.client_holdout,
-        }
+        request = one.request
+        record = question(self._run_id, self._config, request) | {"model": model}
         message_id = self._superlink.push(session.node_id, request.purpose.value, record)
         if message_id is None:  # it has a session and is about to say hello: the next look is soon enough
             return
-        num_bytes = request.model.layout.size * 4
-        self._exchange.expect(message_id, session.name, num_bytes, self._answered.put, instead_of=one.message_id)
-        if one.message_id:
-            self._superlink.forget({one.message_id})
         one.message_id, one.session = message_id, session.token
+        self._exchange.expect(one.message_id, session.name, request.model.layout.size * 4, self._answered.put)
         self._roster.wake(session.name)
 
     def _results(self, owed: Mapping[str, "_Owed"], seconds: float) -> Iterator[tuple["_Owed", Result]]:
@@ -151,22 +134,8 @@ class FederationChannel:
             one.message_id = ""
 
     def _result(self, request: Request, answer: Answer) -> Result:
-        """A node's answer, which may hold anything."""
-        name, round, record = request.client_id, request.round, answer.record
-        if answer.error:
-            return Failure(name, round, "lost", answer.error)
-        if "failure" in record:
-            return Failure(name, round, str(record["failure"])[:40], str(record.get("reason", ""))[:1000])
-        try:
-            metrics: Any = json.loads(str(record.get("metrics", "{}")))
-            count: Any = record["num_examples"]
-            if not isinstance(metrics, dict):
-                raise ValueError("its metrics are no object")
-            if request.purpose is Purpose.EVALUATE:
-                return Evaluation(name, round, int(count), metrics)
-            path = self._exchange.update(answer.message_id, str(record["update"]))
-            delta = torch.from_numpy(np.memmap(path, "<f4", "c"))  # stays when the file is removed
-        except (ConfigError, KeyError, TypeError, ValueError, OSError) as error:
-            return Failure(name, round, "malformed", f"its answer cannot be read: {type(error).__name__}: {error}")
-        version: Any = record.get("version")
-        return Update(name, round, version, delta, count, metrics)
+        def delta() -> torch.Tensor:
+            path = self._exchange.update(answer.message_id, str(answer.record["update"]))
+            return torch.from_numpy(np.memmap(path, "<f4", "c"))  # stays when the file is removed
+
+        return result(request, answer.record, answer.error, delta)

@@ -5,6 +5,7 @@ One process holds a run's directory at a time.
 
 import fcntl
 import os
+import secrets
 import time
 from pathlib import Path
 
@@ -22,6 +23,11 @@ def default_home() -> Path:
         return Path.home() / ".coterie"
     except RuntimeError:
         return Path(".coterie")
+
+
+def new_run_id() -> str:
+    """An id that no run has: when it was made, and a few random digits."""
+    return time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
 
 
 def run_path(home: Path, run_id: str) -> Path:

@@ -35,10 +35,11 @@ class RunStatus(StrEnum):
 
 
 class RunKind(StrEnum):
-    """Who carries a run out: this machine alone, or a server with its nodes."""
+    """Who carries a run out: this machine alone, a server with its nodes, or stock Flower."""
 
     SIMULATION = "simulation"
     FEDERATION = "federation"
+    FLOWER = "flower"
 
 
 _STATUS_AFTER: Mapping[EventKind, RunStatus] = {

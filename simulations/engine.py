@@ -14,6 +14,7 @@ from coterie.core.events import Listener
 from coterie.core.messages import Channel
 from coterie.core.model_state import ModelState
 from coterie.core.run_config import RunConfig
+from coterie.server.assembly import make_rules
 from coterie.server.conduct import Parts, conduct
 from coterie.server.coordinator import Evaluate, Outcome
 from coterie.server.run_directory import RunDirectory
@@ -26,7 +27,6 @@ from coterie.simulations.preparation import (
     complete_config,
     make_channel,
     make_partition,
-    make_rules,
 )
 from coterie.tasks import Task, load_task
 from coterie.tasks.task import initial_model, measure

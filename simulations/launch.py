@@ -5,9 +5,7 @@ time.
 """
 
 import contextlib
-import secrets
 import shutil
-import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +15,7 @@ from coterie.core.cores import available_cores
 from coterie.core.errors import RunError, RunInterrupted
 from coterie.core.events import Listener
 from coterie.core.run_config import DEFAULT_COHORT, RunConfig
-from coterie.server.run_directory import RunDirectory, default_home, run_path
+from coterie.server.run_directory import RunDirectory, default_home, new_run_id, run_path
 from coterie.server.store import RunKind, RunRecord, RunStatus, Store
 
 if TYPE_CHECKING:
@@ -30,9 +28,8 @@ def simulate(config: RunConfig, home: Path | None = None, listeners: Sequence[Li
     Raises CoterieError, and RunInterrupted (a KeyboardInterrupt that knows the run's id) on Ctrl-C.
     """
     home = home or default_home()
-    run_id = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(2)
     with contextlib.closing(Store(home / "coterie.db")) as store:
-        return _launch(config, None, run_id, home, store, listeners)
+        return _launch(config, None, new_run_id(), home, store, listeners)
 
 
 def resume(
@@ -49,7 +46,8 @@ def resume(
         if record.status is RunStatus.FINISHED:
             raise RunError(f"run {record.id} is finished: `coterie runs show {record.id}` shows it")
         if record.kind is not RunKind.SIMULATION:
-            raise RunError(f"run {record.id} is carried out on nodes: `coterie server` goes on with it")
+            by = "flwr run APP --run-config 'resume=\"{}\"'" if record.kind is RunKind.FLOWER else "coterie server"
+            raise RunError(f"run {record.id} is carried out on nodes: `{by.format(record.id)}` goes on with it")
         overrides = {} if workers is None else {"simulation.workers": workers}
         config = RunConfig.from_toml(record.config, f"the stored run {record.id}", overrides)
         try:

@@ -7,18 +7,19 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from coterie.aggregation import AGGREGATORS, SERVER_OPTIMIZERS, Aggregator, PreconditionError, ServerOptimizer
+from coterie.aggregation import AGGREGATORS, SERVER_OPTIMIZERS
 from coterie.client.algorithms import LOCAL_ALGORITHMS, OPTIMIZERS, SCHEDULES
 from coterie.client.devices import choose_device
 from coterie.client.shared_tensor import SharedTensor
 from coterie.client.training import LocalPlan
 from coterie.client.worker_process import WorkerProcess
-from coterie.core.choice import Choice, Table, build, complete
+from coterie.core.choice import Choice, Table, build, complete, given
 from coterie.core.errors import ConfigError
 from coterie.core.model_state import ModelState
 from coterie.core.records import num_training, own_order
 from coterie.core.run_config import RunConfig
 from coterie.core.seeding import numpy_generator
+from coterie.server.assembly import make_rules
 from coterie.simulations.attacks import ATTACKS, Attack
 from coterie.simulations.partitions import PARTITIONS, Partition, Population
 from coterie.simulations.process_channel import Clock, ProcessChannel
@@ -63,26 +64,8 @@ def complete_config(config: RunConfig, ids: Sequence[str]) -> RunConfig:
     LocalPlan.from_config(config.local, config.rounds)
     make_attack(config)
     make_slowness(config, len(ids))
-    aggregator, _ = make_rules(config)
-    replies = config.cohort.min_replies or 1
-    check = getattr(aggregator, "check", None)  # a rule of one's own may go without
-    try:
-        # A rule that cannot work with the fewest replies a round may have would fail in the middle of the run.
-        if check is not None:
-            check(replies)
-    except PreconditionError as error:
-        raise ConfigError(
-            f"aggregator = {given(config.aggregator).name!r}, cohort.min_replies = {replies}: {error}"
-        ) from None
+    make_rules(config)
     return config
-
-
-def make_rules(config: RunConfig) -> tuple[Aggregator, ServerOptimizer]:
-    """The aggregator and the server optimizer of a resolved run. Raises ConfigError."""
-    return (
-        build(AGGREGATORS, given(config.aggregator), "aggregator", expects=Aggregator),
-        build(SERVER_OPTIMIZERS, given(config.server_optimizer), "server_optimizer", expects=ServerOptimizer),
-    )
 
 
 def make_attack(config: RunConfig) -> Attack:
@@ -233,9 +216,3 @@ def _default_partition(population: Population) -> str:
     if population.keys is not None:
         return "natural"
     return "dirichlet" if population.labels is not None else "iid"
-
-
-def given(choice: Choice | None) -> Choice:
-    if choice is None:
-        raise ValueError("the run is not resolved: call RunConfig.resolve first")
-    return choice
