@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from coterie.cli import client, demo, demo_federation, init, runs, server, simulate, tasks
+from coterie.cli import client, demo, demo_federation, enroll, init, operator, runs, server, simulate, tasks
 from coterie.core.errors import ConfigError, CoterieError
 
 app = typer.Typer(
@@ -45,10 +45,11 @@ app.command("init")(init.init)
 app.command("demo")(demo.demo)
 app.command("demo-federation")(demo_federation.demo_federation)
 app.command("server")(server.server)
-app.add_typer(server.enroll, name="enroll")
+app.add_typer(enroll.app, name="enroll")
 app.add_typer(client.app, name="client")
-app.command("run")(server.run)
-app.command("status")(server.status)
+app.command("run")(operator.run)
+app.command("status")(operator.status)
+app.command("cancel")(operator.cancel)
 
 
 def main() -> None:

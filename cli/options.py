@@ -2,13 +2,17 @@
 
 import shlex
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coterie.core.errors import ConfigError
 from coterie.server.run_directory import default_home
+
+if TYPE_CHECKING:
+    from coterie.core.run_config import RunConfig
 
 DEFAULT_HOME = default_home()
 
@@ -19,6 +23,21 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object as the last line; progress goes to stderr.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+RunFileArgument = Annotated[Path | None, typer.Argument(help="The run file.", metavar="[RUN.toml]", show_default=False)]
+RoundsOption = Annotated[int | None, typer.Option(help="Number of rounds.")]
+StrategyOption = Annotated[str | None, typer.Option(help="fedavg, fedprox or trimmed_mean.")]
+SeedOption = Annotated[int | None, typer.Option(help="Every random choice derives from it.")]
+SettingsOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the run file; may be repeated.")
+]
+
+
+def load_run(file: Path | None, options: Mapping[str, Any], settings: list[str] | None) -> "RunConfig":
+    """The run of a file under options (by key; None: not given) and ``--set``. Raises ConfigError."""
+    from coterie.core.run_config import RunConfig
+
+    given = {key: value for key, value in options.items() if value is not None}
+    return RunConfig.load(file, given | parse_settings(settings or []))
 
 
 def parse_settings(settings: list[str]) -> dict[str, Any]:

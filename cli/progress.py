@@ -18,12 +18,16 @@ LINE_SECONDS = 5.0
 class RunProgress:
     """A listener of a run's events; a context manager around the run."""
 
-    def __init__(self, rounds: int, label: str, home: Path, console: Console, quiet: bool = False) -> None:
+    def __init__(
+        self, rounds: int, label: str, home: Path, console: Console, quiet: bool = False, interrupted: str = ""
+    ) -> None:
+        """interrupted: what to say on Ctrl-C in place of how to resume."""
         self._rounds = rounds
         self._label = label
         self._home = home
         self._console = console
         self._quiet = quiet
+        self._interrupted = interrupted
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -51,7 +55,7 @@ class RunProgress:
         with contextlib.suppress(OSError, SystemExit):
             self._bar.stop()
         if isinstance(error, KeyboardInterrupt):
-            said = "interrupted before the run began: nothing is left of it"
+            said = self._interrupted or "interrupted before the run began: nothing is left of it"
             if isinstance(error, RunInterrupted):
                 again = command(self._home, "runs", "resume", error.run_id)
                 said = f"interrupted: `{again}` goes on from the last complete round"

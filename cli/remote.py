@@ -11,14 +11,14 @@ import typer
 
 from coterie.core.errors import ConfigError, CoterieError, RunError
 from coterie.core.events import Event, EventKind
+from coterie.core.protocol import HOLD_SECONDS
 
 ServerOption = Annotated[
     str | None,
     typer.Option("--server", envvar="COTERIE_SERVER", help="The server's URL; default the one that runs under --home."),
 ]
 
-_ENDS = (EventKind.RUN_FINISHED, EventKind.RUN_FAILED, EventKind.RUN_INTERRUPTED)
-_HOLD_SECONDS = 20.0
+_ENDS = (EventKind.RUN_FINISHED, EventKind.RUN_FAILED)
 
 
 class Remote:
@@ -32,7 +32,7 @@ class Remote:
         verify = ca if url.startswith("https") and Path(ca).exists() else True
         self._url = url
         self._client = httpx.Client(
-            base_url=url, verify=verify, headers={"authorization": f"Bearer {token}"}, timeout=_HOLD_SECONDS + 20
+            base_url=url, verify=verify, headers={"authorization": f"Bearer {token}"}, timeout=HOLD_SECONDS + 20
         )
 
     def get(self, path: str, **params: Any) -> Any:
@@ -42,11 +42,11 @@ class Remote:
         return self._send("POST", path, json=dict(body or {}))
 
     def events(self, run: str) -> Iterator[Event]:
-        """A run's events as they come, until it ends. Goes on when the server is away for a while."""
+        """A run's events as they come, until it ends. Goes on when the server is away for a while, or drained."""
         after, patience = 0, time.monotonic() + 120.0
         while True:
             try:
-                found = self.get(f"/runs/{run}/events", after=after, wait=_HOLD_SECONDS)
+                found = self.get(f"/runs/{run}/events", after=after, wait=HOLD_SECONDS)
                 patience = time.monotonic() + 120.0
             except _AwayError:
                 if time.monotonic() > patience:

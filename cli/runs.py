@@ -1,17 +1,15 @@
 """`coterie runs`: list, show, compare, report, export, resume."""
 
-import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Column, Table
-from rich.text import Text
 
+from coterie.cli import printing
 from coterie.cli.options import DEFAULT_HOME, HomeOption, JsonOption, QuietOption, command
 
 if TYPE_CHECKING:
@@ -22,7 +20,6 @@ app = typer.Typer(help="What has been run: list, show, compare, report, export, 
 RunArgument = Annotated[str, typer.Argument(help="The run's id, the beginning of it, or 'last'.", metavar="RUN")]
 RunsArgument = Annotated[list[str], typer.Argument(help="Runs: ids, beginnings of them, or 'last'.", metavar="RUN...")]
 
-_ANY_WIDTH = 1_000_000
 _KEY_WIDTH = 30
 _REASON = 400
 
@@ -36,24 +33,24 @@ def list_runs(home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> N
     store = _open(home)
     rows = [_row(run, home) for run in store.runs()] if store else []
     if as_json:
-        _echo_json(rows)
+        printing.echo_json(rows)
         return
     if not rows:
         typer.echo(_none_yet(home))
         return
-    table = _table(
-        _whole("run", (row["run"] for row in rows)),
+    table = printing.table(
+        printing.whole("run", (row["run"] for row in rows)),
         *("label", "task", "strategy"),
-        _whole("status", (row["status"] for row in rows)),
-        _whole("rounds", (f"{row['rounds_done']}/{row['rounds']}" for row in rows)),
+        printing.whole("status", (row["status"] for row in rows)),
+        printing.whole("rounds", (f"{row['rounds_done']}/{row['rounds']}" for row in rows)),
         "result",
     )
     for row in rows:
         result = _told(dict(list(row["metrics"].items())[:1]))
         done = f"{row['rounds_done']}/{row['rounds']}"
         cells = (row["run"], row["name"], row["task"], row["strategy"], row["status"], done, result)
-        table.add_row(*map(_text, cells))
-    _console().print(table)
+        table.add_row(*map(printing.text, cells))
+    printing.console().print(table)
 
 
 @app.command()
@@ -71,7 +68,7 @@ def show(run: RunArgument, home: HomeOption = DEFAULT_HOME, as_json: JsonOption 
     evaluations = by_round(story.held_out)
     row |= {"lost": dict(lost), "reason": (story.reason or None) if row["status"] == "failed" else None}
     if as_json:
-        _echo_json(row | {"evaluations": evaluations, "training": by_round(story.training)})
+        printing.echo_json(row | {"evaluations": evaluations, "training": by_round(story.training)})
         return
     keys = ("run", "name", "task", "strategy", "status", "reason", "created", "directory")
     lines = [(key, str(row[key])) for key in keys if row[key]]
@@ -85,9 +82,9 @@ def show(run: RunArgument, home: HomeOption = DEFAULT_HOME, as_json: JsonOption 
     if row["status"] in ("interrupted", "failed", "killed"):
         lines.append(("next", command(home, "runs", "resume", record.id)))
     width = max(len(key) for key, _ in lines)
-    console = _console()
+    console = printing.console()
     for key, value in lines:
-        console.print(_text(f"{key:<{width}}  {value}"), soft_wrap=True)
+        console.print(printing.text(f"{key:<{width}}  {value}"), soft_wrap=True)
 
 
 @app.command()
@@ -105,12 +102,12 @@ def compare(runs: RunsArgument, home: HomeOption = DEFAULT_HOME, as_json: JsonOp
     metrics = [(record.result or {}).get("metrics", {}) for record in records]
     measured = {name: [one.get(name) for one in metrics] for name in dict.fromkeys(n for one in metrics for n in one)}
     if as_json:
-        _echo_json({"runs": ids, "differences": found, "metrics": measured})
+        printing.echo_json({"runs": ids, "differences": found, "metrics": measured})
         return
     rows = [(key, ["-" if value is None else str(value) for value in values]) for key, values in found.items()]
     rows += [(name, [_number(value) for value in values]) for name, values in measured.items()]
     rows.append(("status", [_status(record, home) for record in records]))
-    console = _console()
+    console = printing.console()
     console.print(_side_by_side(ids, rows, console.width))
 
 
@@ -192,14 +189,14 @@ def resume(
     Example: coterie runs resume last
     """
     from coterie.cli.progress import RunProgress
-    from coterie.cli.simulate import tell
+    from coterie.cli.simulate import told
     from coterie.simulations import resume as go_on
 
     _, (record,) = _find(home, [run])
-    console = Console(stderr=as_json)
+    console = printing.beside(as_json)
     with RunProgress(record.rounds, record.name or record.strategy, home, console, quiet) as progress:
         result = go_on(record.id, home, [progress], workers)
-    tell(result, home, console, as_json)
+    printing.tell(told(result), console, as_json, command(home, "runs", "report", result.run_id))
 
 
 def _open(home: Path) -> "Store | None":
@@ -255,48 +252,20 @@ def _status(record: "RunRecord", home: Path) -> str:
     return record.status.value
 
 
-def _echo_json(data: Any) -> None:
-    from coterie.server.store import jsonable
-
-    typer.echo(json.dumps(jsonable(data), default=str, allow_nan=False))
-
-
-def _console() -> Console:
-    """As wide as the terminal; lines for a file or a pipe stay whole."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_ANY_WIDTH)
-
-
 def _side_by_side(ids: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], width: int) -> Table:
     """A column for each run, or a line for each where the columns do not fit."""
-    keys = Column("", overflow="fold", width=min(max(len(_text(key)) for key, _ in rows), max(_KEY_WIDTH, width // 4)))
+    longest = max(len(printing.text(key)) for key, _ in rows)
+    keys = Column("", overflow="fold", width=min(longest, max(_KEY_WIDTH, width // 4)))
     if (keys.width or 0) + sum(len(run) + 2 for run in ids) <= width:
-        table = _table(keys, *(Column(_text(run), overflow="fold", min_width=len(run)) for run in ids))
+        table = printing.table(keys, *(Column(printing.text(run), overflow="fold", min_width=len(run)) for run in ids))
         for key, values in rows:
-            table.add_row(*map(_text, (key, *values)))
+            table.add_row(*map(printing.text, (key, *values)))
         return table
-    table = _table(keys, _whole("run", ids), "")
+    table = printing.table(keys, printing.whole("run", ids), "")
     for key, values in rows:
         for i, (run, value) in enumerate(zip(ids, values, strict=True)):
-            table.add_row(*map(_text, ("" if i else key, run, value)))
+            table.add_row(*map(printing.text, ("" if i else key, run, value)))
     return table
-
-
-def _table(*columns: Column | str) -> Table:
-    made = [Column(column, overflow="fold") if isinstance(column, str) else column for column in columns]
-    return Table(*made, box=None, padding=(0, 2, 0, 0), pad_edge=False)
-
-
-def _whole(head: str, texts: Iterable[str]) -> Column:
-    """A column that is never folded or cut, however narrow the terminal is."""
-    return Column(head, no_wrap=True, min_width=max(map(len, (head, *texts))))
-
-
-def _text(text: str) -> Text:
-    """Somebody's text as it is: no markup, one line."""
-    from coterie.server.report_history import visible
-
-    return Text(visible(text))
 
 
 def _told(metrics: Mapping[str, Any]) -> str:

@@ -22,8 +22,8 @@ from coterie.client.node_config import NodeDirectory
 from coterie.client.node_setup import NodeSetup
 from coterie.client.supervised import Supervised
 from coterie.core.errors import CoterieError, RunError
+from coterie.core.protocol import HEARTBEAT_SECONDS
 
-HEARTBEAT_SECONDS = 10.0
 MOST_PAUSE = 30.0
 """Seconds between attempts to reach a server that is not there; the first pauses are shorter."""
 
@@ -61,7 +61,8 @@ class Daemon:
                 try:
                     self._serve(offers, pauses)
                 except RefusedError as error:
-                    if error.status not in (401, 409):  # no session any more, or another process with this key
+                    # No session any more; another process with this key, or a server of another version.
+                    if error.status not in (401, 409):
                         raise
                     self._tell(pauses, str(error))
                 except (httpx.HTTPError, OSError, ValueError) as error:

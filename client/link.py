@@ -20,10 +20,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from coterie.client.node_config import public_pem
+from coterie.core import protocol
 from coterie.core.errors import CoterieError
-
-HOLD_SECONDS = 25.0
-"""How long the server holds a wake-up request open."""
+from coterie.core.protocol import HOLD_SECONDS
 
 CHUNK = 1 << 20
 
@@ -63,6 +62,7 @@ class Link:
             "instance": self._instance,
             "offers": dict(offers),
             "version": importlib.metadata.version("coterie"),
+            "protocol": protocol.VERSION,
         }).encode()  # fmt: skip
         signature = base64.b64encode(self._key.sign(body, ec.ECDSA(hashes.SHA256()))).decode()
         headers = {"x-coterie-signature": signature, "content-type": "application/json"}

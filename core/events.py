@@ -17,7 +17,8 @@ class EventKind(StrEnum):
     ROUND_STARTED = "round.started"  # cohort: list of client ids
     CLIENT_FAILED = "client.failed"  # client_id, kind, reason
     UPDATE_REFUSED = "update.refused"  # client_id, kind, reason
-    # used, examples, failed, refused, empty (why the model was kept, or ""), metrics, clock (virtual), seconds by phase
+    # used, examples, failed, refused, surplus (ids of clients asked in case others fail), empty (why the model was
+    # kept, or ""), metrics, clock (virtual), seconds by phase
     ROUND_FINISHED = "round.finished"
     EVALUATED = "evaluated"  # metrics on the held-out global set, seconds
     # metrics (weighted mean), per_client: {id: metrics}, failed: {id: reason}, on: which records, seconds

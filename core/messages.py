@@ -89,6 +89,10 @@ class Reply:
     elapsed: float = 0.0
 
 
+SURPLUS = "surplus"
+"""The kind of a failure that is none: the client was asked in case others fail, and they did not."""
+
+
 class Channel(Protocol):
     """How the coordinator reaches clients."""
 
@@ -96,10 +100,14 @@ class Channel(Protocol):
         """Everyone who could be asked now, in an order that does not change between calls."""
         ...
 
-    def dispatch(self, requests: Sequence[Request], deadline: float | None = None) -> Iterator[Reply]:
+    def dispatch(
+        self, requests: Sequence[Request], deadline: float | None = None, enough: int | None = None
+    ) -> Iterator[Reply]:
         """Send requests and yield replies as they come, one per request; a failure is a reply with its reason.
 
         deadline: seconds on the channel's clock; whoever has not answered by then is yielded as a Failure("late").
+        enough: so many results end the wait; whoever has not answered by then is yielded as a Failure(SURPLUS). An
+        answer that comes after its round has closed may be yielded later, as a Failure of that round.
         """
         ...
 

@@ -71,6 +71,12 @@ class CohortConfig(_Section):
         examples=[10],
         description="usable replies a round needs (the quorum); default half the cohort",
     )
+    over_selection: float = Field(
+        default=0.0,
+        ge=0,
+        le=10,
+        description="share of further clients asked; the round closes when cohort.size have answered",
+    )
     deadline: float = Field(
         default=math.inf, gt=0, description="seconds after which a round closes; virtual seconds in a simulation"
     )
@@ -198,6 +204,12 @@ class FederationConfig(_Section):
         description="nodes with records for the task that must be there; default cohort.size, or 1",
     )
     wait: float = Field(default=600.0, ge=0, description="seconds to wait for them before the run fails")
+    tags: list[str] = Field(
+        default=[], examples=[["eu", "gpu"]], description="ask only nodes that have all of these tags"
+    )
+    priority: int = Field(
+        default=0, ge=-1000, le=1000, description="of the queued runs the one with the highest goes first"
+    )
 
 
 class RunConfig(_Section):

@@ -20,11 +20,12 @@ from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
 from coterie.core.errors import ConfigError, CoterieError, RunNotFoundError
+from coterie.core.protocol import HOLD_SECONDS
 from coterie.server import node_api
 from coterie.server.enrolment import EnrolmentError
 from coterie.server.exchange import ExchangeError
 from coterie.server.federation import Federation
-from coterie.server.node_api import HOLD_SECONDS, TheFederation, bearer
+from coterie.server.node_api import TheFederation, bearer
 from coterie.server.store import RunRecord, jsonable
 
 

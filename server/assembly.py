@@ -96,7 +96,9 @@ def wait_for_clients(
         found = {name: count for name, count in here().items() if count and (known is None or name in known)}
         if len(found) >= wanted:
             return found if known is None else known
-        reason = f"{len(found)} of {wanted} nodes with records for task {config.task.name!r} are here"
+        tags = config.federation.tags
+        which = f" and tags {', '.join(tags)}" if tags else ""
+        reason = f"{len(found)} of {wanted} nodes with records for task {config.task.name!r}{which} are here"
         if time.monotonic() > end:
             wait, why = config.federation.wait, hint()
             raise RunError(f"{reason} after {wait:g} s{why}: start more, or lower federation.min_clients")

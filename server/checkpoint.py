@@ -8,7 +8,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -41,6 +41,9 @@ class Checkpoint:
         """The last complete checkpoint, or None before the first. Raises RunError when it cannot be read."""
         try:
             model, optimizer, note = read_archive(path)
+            # Copies: windows on this file would keep its space on the disk after the next one has replaced it.
+            model = replace(model, flat=model.flat.clone())
+            optimizer = {name: tensor.clone() for name, tensor in optimizer.items()}
             return cls(int(note["round"]), model, optimizer, float(note["clock"]), int(note["empty_rounds"]))
         except FileNotFoundError:
             return None

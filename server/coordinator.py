@@ -5,10 +5,11 @@ No client can end a round or change another's result; a round without enough usa
 """
 
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from coterie.aggregation import Aggregator, Gate, LinearAggregator, ServerOptimizer, mean_metrics
 from coterie.core.errors import CoterieError, QuorumError, RunError
 from coterie.core.events import EventKind
-from coterie.core.messages import Channel, Evaluation, Failure, Purpose, Reply, Request, Update
+from coterie.core.messages import SURPLUS, Channel, Evaluation, Failure, Purpose, Reply, Request, Update
 from coterie.core.model_state import ModelState
 from coterie.core.run_config import RunConfig
 from coterie.core.seeding import numpy_generator
@@ -47,6 +48,7 @@ class _Round:
     examples: int = 0
     failed: int = 0
     refused: int = 0
+    surplus: list[str] = field(default_factory=list[str])
     elapsed: float = 0.0
     empty_because: str = ""
 
@@ -74,6 +76,7 @@ class Coordinator:
         self._evaluate = evaluate
         self._clients = {client.id: client for client in channel.clients()}
         self._rows: Tensor | None = None
+        self._deadline = None if math.isinf(config.cohort.deadline) else config.cohort.deadline
         self._rule = f"aggregator {config.aggregator.name!r}" if config.aggregator else "the aggregator"
         self._why = ""
 
@@ -104,7 +107,8 @@ class Coordinator:
             self._journal.commit()
             if last or round % self.config.checkpoint.every == 0:
                 self._checkpoints.put(state)
-            self._check_learning(state)
+            if not last:
+                self._check_learning(state)
         self._check_learning(state)
         if not metrics:
             metrics = self._measure(state.round, state.model)
@@ -131,8 +135,8 @@ class Coordinator:
         metrics: dict[str, tuple[Mapping[str, float], float]] = {}
         collector = self._collector(state.model.layout.size, cohort)
         started = time.perf_counter()
-        deadline = config.cohort.deadline if config.cohort.deadline != float("inf") else None
-        for reply in self._channel.dispatch(requests, deadline):
+        enough = config.cohort.size if config.cohort.over_selection else None
+        for reply in self._channel.dispatch(requests, self._deadline, enough):
             gathered.elapsed = max(gathered.elapsed, reply.elapsed)
             update = self._usable(round, reply, gate, gathered, reasons)
             if update is None:
@@ -163,6 +167,7 @@ class Coordinator:
             examples=gathered.examples,
             failed=gathered.failed,
             refused=gathered.refused,
+            surplus=gathered.surplus,
             empty=gathered.empty_because,
             metrics=mean_metrics(metrics[client_id] for client_id in cohort if client_id in metrics),
             clock=clock,
@@ -174,6 +179,13 @@ class Coordinator:
     def _usable(self, round: int, reply: Reply, gate: Gate, gathered: _Round, reasons: Counter[str]) -> Update | None:
         """The update of a reply, or None after saying in the events why there is none."""
         result = reply.result
+        if isinstance(result, Failure) and result.kind == SURPLUS:
+            gathered.surplus.append(result.client_id)
+            return None
+        if isinstance(result, Failure) and result.round != round:  # what comes after its round has closed
+            about = {"client_id": result.client_id, "kind": result.kind, "reason": result.reason}
+            self._journal.emit(EventKind.UPDATE_REFUSED, round, **about)
+            return None
         if isinstance(result, Failure):
             gathered.failed += 1
             reasons[f"{result.kind}: {result.reason}"] += 1
@@ -224,7 +236,9 @@ class Coordinator:
         """The cohort of a round: without replacement, uniformly, in the channel's order."""
         ids = list(self._clients)
         rng = numpy_generator(self.config.seed, "cohort", round)
-        chosen = rng.choice(len(ids), self.config.cohort.size or len(ids), replace=False)
+        cohort = self.config.cohort
+        asked = min(len(ids), math.ceil((cohort.size or len(ids)) * (1 + cohort.over_selection)))
+        chosen = rng.choice(len(ids), asked, replace=False)
         return [ids[i] for i in sorted(chosen)]
 
     def _collector(self, size: int, cohort: Sequence[str]) -> "_Stream | _Rows":
@@ -247,7 +261,7 @@ class Coordinator:
         requests = [Request(client_id, round, Purpose.EVALUATE, round, state.model) for client_id in self._clients]
         answers: dict[str, Evaluation] = {}
         failed: dict[str, str] = {}
-        for reply in self._channel.dispatch(requests):
+        for reply in self._channel.dispatch(requests, self._deadline):
             result = reply.result
             if isinstance(result, Evaluation):
                 answers[result.client_id] = result

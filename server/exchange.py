@@ -8,12 +8,16 @@ import hashlib
 import secrets
 import shutil
 import threading
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from coterie.core.errors import CoterieError
+
+MOST_CLOSED = 10_000
+"""So many messages are remembered that nobody waits for any more."""
 
 BLOCK = 4 << 20
 """Bytes that are hashed and written at once, beside the event loop."""
@@ -49,6 +53,7 @@ class Exchange:
             folder.mkdir(parents=True, mode=0o700)
         self._lock = threading.Lock()
         self._expected: dict[str, _Expected] = {}
+        self._closed: OrderedDict[str, tuple[str, Callable[[], None]]] = OrderedDict()
 
     def publish(self, write: Callable[[Path], object]) -> str:
         """Offer the model that `write` writes into a file; its hash."""
@@ -85,10 +90,14 @@ class Exchange:
             path = earlier.path if earlier else self._updates / secrets.token_hex(16)
             self._expected[message_id] = _Expected(name, num_bytes, path, answered)
 
-    def drop(self, message_id: str) -> None:
-        """Take no answer any more."""
+    def drop(self, message_id: str, late: Callable[[], None] | None = None) -> None:
+        """Take no answer any more. late: called when one comes nevertheless, once."""
         with self._lock:
             expected = self._expected.pop(message_id, None)
+            if expected and late:
+                self._closed[message_id] = expected.name, late
+                if len(self._closed) > MOST_CLOSED:
+                    self._closed.popitem(last=False)
         if expected:
             expected.path.unlink(missing_ok=True)
 
@@ -151,6 +160,11 @@ class Exchange:
     def _asked(self, message_id: str, name: str) -> _Expected:
         with self._lock:
             expected = self._expected.get(message_id)
+            owner, late = self._closed.get(message_id, ("", None))
+            if late and owner == name:
+                del self._closed[message_id]
+        if late and owner == name:
+            late()
         if expected is None or expected.name != name:
             raise ExchangeError(410, "nobody waits for this answer: its round is over")
         return expected

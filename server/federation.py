@@ -5,7 +5,10 @@ goes on with what was running, from its last complete round, and with what was q
 """
 
 import contextlib
+import heapq
+import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -46,7 +49,8 @@ class Federation:
         self.exchange = Exchange(home / "exchange")
         self.superlink.replied = self.exchange.answered
         self._changed = threading.Condition()
-        self._queue: list[str] = []
+        self._queue: list[tuple[float, int, str]] = []  # what goes first is smallest
+        self._count = itertools.count()
         self._stopping = False
         self._running: tuple[str, _Stop] | None = None
         self._thread = threading.Thread(target=self._work, name="runs", daemon=True)
@@ -58,8 +62,8 @@ class Federation:
                 self.superlink.register(node.public_key.encode(), node.name)
         open_runs = (RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.INTERRUPTED)
         runs = [run for run in self.store.runs() if run.kind is RunKind.FEDERATION and run.status in open_runs]
-        # What was running goes first.
-        self._queue = [run.id for run in sorted(runs, key=lambda run: (run.status is RunStatus.QUEUED, run.created))]
+        for run in sorted(runs, key=lambda run: run.created):
+            self._enqueue(run.id, math.inf if run.status is not RunStatus.QUEUED else _config(run).federation.priority)
         self._thread.start()
 
     def stop(self) -> None:
@@ -81,9 +85,7 @@ class Federation:
         run_id = new_run_id()
         with contextlib.closing(RunDirectory(run_path(self.home, run_id))) as directory:
             register(config, run_id, self.store, directory, RunKind.FEDERATION, RunStatus.QUEUED)
-        with self._changed:
-            self._queue.append(run_id)
-            self._changed.notify_all()
+        self._enqueue(run_id, config.federation.priority)
         return run_id
 
     def cancel(self, run_id: str) -> None:
@@ -92,9 +94,11 @@ class Federation:
             if self._running and self._running[0] == run_id:
                 self._running[1].set("cancel")
                 return
-            if run_id not in self._queue:
+            waiting = [entry for entry in self._queue if entry[2] == run_id]
+            if not waiting:
                 raise RunError(f"run {run_id} is neither queued nor running")
-            self._queue.remove(run_id)
+            self._queue.remove(waiting[0])
+            heapq.heapify(self._queue)
         tell(self.store, run_id, EventKind.RUN_FAILED, reason="cancelled before it began")
 
     def revoke(self, name: str) -> None:
@@ -105,6 +109,12 @@ class Federation:
             self.superlink.unregister(self.superlink.register(node.public_key.encode(), name))
         self.roster.close(name)
 
+    def _enqueue(self, run_id: str, priority: float) -> None:
+        """What was running goes before all, then the highest priority, then who came first."""
+        with self._changed:
+            heapq.heappush(self._queue, (-priority, next(self._count), run_id))
+            self._changed.notify_all()
+
     def _work(self) -> None:
         torch.set_num_threads(1)
         while True:
@@ -112,7 +122,7 @@ class Federation:
                 self._changed.wait_for(lambda: self._queue or self._stopping)
                 if self._stopping:
                     return
-                run_id, stop = self._queue.pop(0), _Stop()
+                run_id, stop = heapq.heappop(self._queue)[2], _Stop()
                 self._running = run_id, stop
             try:
                 self._execute(self.store.find(run_id), stop)
@@ -127,10 +137,12 @@ class Federation:
                     self._running = None
 
     def _execute(self, record: RunRecord, stop: "_Stop") -> None:
-        config = RunConfig.from_toml(record.config, f"the stored run {record.id}")
+        config = _config(record)
+        task_name, tags = config.task.name, set(config.federation.tags)
 
         def here() -> dict[str, int]:
-            return {session.name: session.offers.get(config.task.name, 0) for session in self.roster.here()}
+            chosen = [session for session in self.roster.here() if tags <= set(session.tags)]
+            return {session.name: session.offers.get(task_name, 0) for session in chosen}
 
         def pause() -> None:
             stop.check()
@@ -145,6 +157,10 @@ class Federation:
             parts = assemble(config, task, clients, channel)
         with contextlib.closing(RunDirectory(run_path(self.home, record.id))) as directory:
             conduct(parts, record.id, False, self.store, directory)
+
+
+def _config(record: RunRecord) -> RunConfig:
+    return RunConfig.from_toml(record.config, f"the stored run {record.id}")
 
 
 class _Stop:

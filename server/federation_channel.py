@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from coterie.core.messages import ClientInfo, Failure, Reply, Request
+from coterie.core.messages import SURPLUS, ClientInfo, Failure, Purpose, Reply, Request
 from coterie.core.run_config import RunConfig
 from coterie.server.exchange import Exchange
 from coterie.server.questions import Result, question, result
@@ -52,11 +52,14 @@ class FederationChannel:
         self._exchange = exchange
         self._check = check
         self._answered: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._late: queue.SimpleQueue[Failure] = queue.SimpleQueue()
 
     def clients(self) -> Sequence[ClientInfo]:
         return [ClientInfo(name, count) for name, count in self._clients.items()]
 
-    def dispatch(self, requests: Sequence[Request], deadline: float | None = None) -> Iterator[Reply]:
+    def dispatch(
+        self, requests: Sequence[Request], deadline: float | None = None, enough: int | None = None
+    ) -> Iterator[Reply]:
         """See `Channel.dispatch`. All requests of one call start from the same model."""
         if not requests:
             return
@@ -64,9 +67,11 @@ class FederationChannel:
         owed = {request.client_id: _Owed(request) for request in requests}
         model = self._exchange.publish(requests[0].model.save)
         try:
-            looked = -math.inf
-            while owed:
+            looked, missing = -math.inf, len(requests) if enough is None else enough
+            while owed and missing:
                 self._check()
+                while requests[0].purpose is Purpose.TRAIN and not self._late.empty():
+                    yield Reply(self._late.get(), time.monotonic() - began)
                 now = time.monotonic()
                 if deadline is not None and now >= began + deadline:
                     break
@@ -76,12 +81,16 @@ class FederationChannel:
                         yield self._settle(owed, one, one.fails("offline", "the node is not here"), began)
                 left = CHECK_SECONDS if deadline is None else min(CHECK_SECONDS, began + deadline - now)
                 for one, result in self._results(owed, left):
+                    missing -= not isinstance(result, Failure)
                     yield self._settle(owed, one, result, began)
             for one in list(owed.values()):
-                yield self._settle(owed, one, one.fails("late", f"no answer within {deadline:g} s"), began)
+                why = f"no answer within {deadline:g} s" if missing else f"{enough} others were faster"
+                failure = one.fails("late" if missing else SURPLUS, why)
+                self._withdraw(one, late=True)
+                yield self._settle(owed, one, failure, began)
         finally:
             for one in owed.values():
-                self._withdraw(one)
+                self._withdraw(one, late=True)
             self._exchange.withdraw(model)
 
     def close(self) -> None:
@@ -127,9 +136,17 @@ class FederationChannel:
         self._withdraw(one)
         return Reply(result, time.monotonic() - began)
 
-    def _withdraw(self, one: "_Owed") -> None:
+    def _withdraw(self, one: "_Owed", late: bool = False) -> None:
+        """Take no answer any more. late: tell when one comes nevertheless."""
+        closed, round = time.monotonic(), one.request.round
+
+        def tell() -> None:
+            seconds = time.monotonic() - closed
+            reason = f"its answer to round {round} came {seconds:.1f} s after that round had closed: it is not used"
+            self._late.put(one.fails("late", reason))
+
         if one.message_id:
-            self._exchange.drop(one.message_id)
+            self._exchange.drop(one.message_id, tell if late and one.request.purpose is Purpose.TRAIN else None)
             self._superlink.forget({one.message_id})
             one.message_id = ""
 

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 
 from coterie.core import interrupts
 from coterie.core.flower_records import bytes_of, packed, raw, values_of
-from coterie.core.messages import ClientInfo, Failure, Reply, Request
+from coterie.core.messages import SURPLUS, ClientInfo, Failure, Reply, Request
 from coterie.core.model_state import ModelState
 from coterie.core.run_config import RunConfig
 from coterie.server.questions import Result, question, result
@@ -117,7 +117,9 @@ class GridChannel:
     def clients(self) -> Sequence[ClientInfo]:
         return [ClientInfo(name, count) for name, count in self._clients.items()]
 
-    def dispatch(self, requests: Sequence[Request], deadline: float | None = None) -> Iterator[Reply]:
+    def dispatch(
+        self, requests: Sequence[Request], deadline: float | None = None, enough: int | None = None
+    ) -> Iterator[Reply]:
         """See `Channel.dispatch`. All requests of one call start from the same model."""
         if not requests:
             return
@@ -129,14 +131,18 @@ class GridChannel:
                 owed[message_id] = request
             else:
                 yield Reply(Failure(request.client_id, request.round, "offline", why), time.monotonic() - began)
-        while owed and time.monotonic() < end:
+        missing = len(requests) if enough is None else enough
+        while owed and missing and time.monotonic() < end:
             pause(max(0.0, min(LOOK_SECONDS, end - time.monotonic())))
             for message in self._nodes.grid.pull_messages(list(owed)):
                 request = owed.pop(message.metadata.reply_to_message_id)
-                yield Reply(_result(request, message), time.monotonic() - began)
+                found = _result(request, message)
+                missing -= not isinstance(found, Failure)
+                yield Reply(found, time.monotonic() - began)
         for request in owed.values():
-            why = f"no answer within {deadline:g} s"
-            yield Reply(Failure(request.client_id, request.round, "late", why), time.monotonic() - began)
+            why = f"no answer within {deadline:g} s" if missing else f"{enough} others were faster"
+            failure = Failure(request.client_id, request.round, "late" if missing else SURPLUS, why)
+            yield Reply(failure, time.monotonic() - began)
 
     def close(self) -> None:
         """Nothing is held between rounds."""

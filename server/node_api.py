@@ -18,15 +18,14 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 
+from coterie.core import protocol
+from coterie.core.protocol import HOLD_SECONDS
 from coterie.server.enrolment import NodeStatus
 from coterie.server.federation import Federation
 from coterie.server.roster import Session
 
 CLOCK_SECONDS = 300.0
 """How far a node's clock may be off."""
-
-HOLD_SECONDS = 25.0
-"""A request is held open for at most so long: proxies cut idle connections after half a minute or more."""
 
 router = APIRouter(prefix="/api/v1", tags=["nodes"])
 
@@ -74,6 +73,7 @@ class OpenSession(BaseModel):
     instance: str = Field(max_length=100)
     offers: dict[str, int]
     version: str = Field(max_length=40)
+    protocol: int = 0
 
 
 @router.get("/health")
@@ -115,6 +115,12 @@ async def open_session(
         raise HTTPException(403, f"node {node.name!r} is revoked: ask the operator for a new token and join again")
     if not _signed(node.public_key, data, x_coterie_signature):
         raise HTTPException(403, "the signature does not fit the key")
+    if body.protocol != protocol.VERSION:
+        raise HTTPException(
+            409,
+            f"node {node.name!r} has coterie {body.version} (protocol {body.protocol}), the server has "
+            f"{request.app.version} (protocol {protocol.VERSION}): upgrade the older of the two",
+        )
     off = abs(time.time() - body.timestamp)
     if not off <= CLOCK_SECONDS:
         raise HTTPException(403, f"the node's clock is {off:.0f} s off the server's: set it (NTP)")

@@ -30,9 +30,6 @@ from google.protobuf.message import DecodeError
 Scope = MutableMapping[str, Any]
 ASGI = Callable[[Scope, Any, Any], Awaitable[None]]
 
-HEARTBEAT_SECONDS = 10.0
-"""Between heartbeats of a node; Flower allows no less, and misses two before the node is offline."""
-
 RUN_HEARTBEAT_SECONDS = 5.0
 
 MESSAGE_SECONDS = 30 * 24 * 3600.0

@@ -25,7 +25,7 @@ from coterie.client.training import EVALUATION_BATCH
 from coterie.client.worker_process import WorkerProcess
 from coterie.core import interrupts
 from coterie.core.errors import RunError, TaskError
-from coterie.core.messages import ClientInfo, Evaluation, Failure, Purpose, Reply, Request, Update
+from coterie.core.messages import SURPLUS, ClientInfo, Evaluation, Failure, Purpose, Reply, Request, Update
 from coterie.core.model_state import ModelState
 from coterie.simulations.virtual_time import drops_out
 from coterie.simulations.worker import Setup
@@ -117,24 +117,27 @@ class ProcessChannel:
         """All simulated clients, in the partition's order."""
         return [ClientInfo(client.id, client.num_examples) for client in self._setup.clients]
 
-    def dispatch(self, requests: Sequence[Request], deadline: float | None = None) -> Iterator[Reply]:
+    def dispatch(
+        self, requests: Sequence[Request], deadline: float | None = None, enough: int | None = None
+    ) -> Iterator[Reply]:
         """See `Channel.dispatch`. All requests of one call start from the same model."""
         jobs: list[_Job] = []
+        failed: list[Reply] = []
         for request in requests:
             client = self._setup.clients[self._index[request.client_id]]
-            seconds = self._clock.seconds[client.id]
+            seconds = self._seconds(request)
             if request.purpose is Purpose.TRAIN:
                 if drops_out(self._setup.seed, request.round, client.id, self._clock.dropout):
                     reason = "vanished in this round (simulated dropout)"
-                    yield Reply(Failure(client.id, request.round, "dropped", reason), deadline or seconds)
+                    failed.append(Reply(Failure(client.id, request.round, "dropped", reason), deadline or seconds))
                     continue
                 if deadline is not None and seconds > deadline:
                     reason = f"would have answered after {seconds:.1f} s, the deadline is {deadline:.1f} s (virtual)"
-                    yield Reply(Failure(client.id, request.round, "late", reason), deadline)
+                    failed.append(Reply(Failure(client.id, request.round, "late", reason), deadline))
                     continue
             elif not client.num_evaluation_examples:
                 reason = "its only record is for training: none is left to evaluate on"
-                yield Reply(Failure(client.id, request.round, "no_records", reason), 0.0)
+                failed.append(Reply(Failure(client.id, request.round, "no_records", reason)))
                 continue
             arguments = (self._index[client.id], request.round)
             if request.purpose is Purpose.TRAIN:
@@ -143,8 +146,19 @@ class ProcessChannel:
                 jobs.append(_Job("evaluate", arguments, client.num_evaluation_examples, request))
         if jobs:
             self._publish(requests[0].model)
-        for answer in self._run(jobs):
-            yield self._reply(answer)
+        # With more clients than are needed those go first that are first on the virtual clock; another one is asked for
+        # each that fails.
+        waiting = deque(jobs if enough is None else sorted(jobs, key=lambda job: self._seconds(job.about)))
+        missing = len(jobs) if enough is None else enough
+        while waiting and missing:
+            asked = [waiting.popleft() for _ in range(min(missing, len(waiting)))]
+            for answer in self._run(asked):
+                missing -= answer.status == "done"
+                yield self._reply(answer)
+        for reply in failed:  # nobody waits for them when there are enough others
+            yield reply if missing or enough is None else replace(reply, elapsed=0.0)
+        for job in waiting:
+            yield Reply(Failure(job.about.client_id, job.about.round, SURPLUS, f"{enough} others were faster"))
 
     def outputs(self, model: ModelState) -> Tensor:
         """Outputs[N, ...] of a model on the held-out records, computed by all workers. The memory is reused by the next
@@ -172,7 +186,7 @@ class ProcessChannel:
     def _reply(self, answer: _Answer) -> Reply:
         request: Request = answer.job.about
         client_id, round = request.client_id, request.round
-        elapsed = self._clock.seconds[client_id]
+        elapsed = self._seconds(request)
         if answer.status != "done":
             return Reply(Failure(client_id, round, answer.status, answer.value), elapsed)
         client = self._setup.clients[self._index[client_id]]
@@ -181,6 +195,9 @@ class ProcessChannel:
         assert answer.slot is not None  # noqa: S101
         delta = self._shared["updates"].tensor[answer.slot]
         return Reply(Update(client_id, round, request.version, delta, client.num_examples, answer.value), elapsed)
+
+    def _seconds(self, request: Request) -> float:
+        return self._clock.seconds[request.client_id]
 
     def _publish(self, model: ModelState) -> None:
         self._shared["global"].tensor.copy_(model.flat)

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 
+from coterie.core import protocol
 from coterie.server.api import make_api, operator_token
 from coterie.server.federation import Federation
 
@@ -44,9 +45,9 @@ class Node:
         form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         return self.key.public_key().public_bytes(*form).decode()
 
-    def open(self, key=None, off=0.0, instance="one", body=None):
+    def open(self, key=None, off=0.0, instance="one", body=None, speaks=protocol.VERSION):
         said = {"public_key": self.pem, "timestamp": time.time() + off, "instance": instance, "offers": {"t": 5}}
-        body = body or json.dumps(said | {"version": "1"}).encode()
+        body = body or json.dumps(said | {"version": "1", "protocol": speaks}).encode()
         signature = base64.b64encode((key or self.key).sign(body, ec.ECDSA(hashes.SHA256()))).decode()
         answer = self.client.post("/api/v1/nodes/session", content=body, headers={"x-coterie-signature": signature})
         return answer, body
@@ -86,6 +87,13 @@ def test_a_revoked_node_and_its_session_are_out(client, federation):
     client.post("/api/v1/nodes/site-r/revoke", headers=OPERATOR)
     assert client.get("/api/v1/nodes/wake?seen=-1", headers=session).status_code == 401
     assert "node 'site-r' is revoked: ask the operator" in node.open()[0].json()["detail"]
+
+
+def test_a_node_of_another_version_is_told_which_one_to_upgrade(node):
+    answer, _ = node.open(speaks=0)
+    assert answer.status_code == 409
+    assert "node 'site-a' has coterie 1 (protocol 0), the server has" in answer.json()["detail"]
+    assert "upgrade the older of the two" in answer.json()["detail"]
 
 
 def test_a_key_that_was_never_enrolled_is_told_so(client, node):

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from coterie.client.fleet import Fleet
 from coterie.client.node_config import public_pem
+from coterie.core.protocol import HEARTBEAT_SECONDS
 from coterie.server import superlink
 from coterie.server.superlink import SuperLink
 
@@ -36,7 +37,7 @@ def node(link):
     key = ec.generate_private_key(ec.SECP384R1())
     node_id = link.register(public_pem(key), "site-a")
     fleet = Fleet(f"127.0.0.1:{link.port}", key, None)
-    fleet.activate(superlink.HEARTBEAT_SECONDS)
+    fleet.activate(HEARTBEAT_SECONDS)
     yield node_id, fleet
     link.unregister(node_id)
     fleet.close()
@@ -64,17 +65,17 @@ def test_a_message_goes_and_its_reply_comes_once_and_nothing_stays(link, node):
 
 def test_a_node_is_there_once_and_may_come_again_when_it_is_released(link, node):
     node_id, fleet = node
-    assert fleet.heartbeat(superlink.HEARTBEAT_SECONDS)
+    assert fleet.heartbeat(HEARTBEAT_SECONDS)
     with pytest.raises(httpx.HTTPStatusError):
-        fleet.activate(superlink.HEARTBEAT_SECONDS)
+        fleet.activate(HEARTBEAT_SECONDS)
     link.release(node_id)
-    fleet.activate(superlink.HEARTBEAT_SECONDS)
+    fleet.activate(HEARTBEAT_SECONDS)
 
 
 def test_who_is_not_registered_is_not_let_in(link):
     stranger = Fleet(f"127.0.0.1:{link.port}", ec.generate_private_key(ec.SECP384R1()), None)
     with pytest.raises(httpx.HTTPStatusError):
-        stranger.activate(superlink.HEARTBEAT_SECONDS)
+        stranger.activate(HEARTBEAT_SECONDS)
     stranger.close()
 
 
