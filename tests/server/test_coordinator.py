@@ -9,7 +9,7 @@ from torch import nn
 from coterie.aggregation import Mean, ServerSGD, TrimmedMean
 from coterie.core.errors import QuorumError
 from coterie.core.events import EventKind
-from coterie.core.messages import ClientInfo, Evaluation, Failure, Purpose, Reply, Update
+from coterie.core.messages import SURPLUS, ClientInfo, Evaluation, Failure, Purpose, Reply, Update
 from coterie.core.model_state import ModelState
 from coterie.core.run_config import RunConfig
 from coterie.server.checkpoint import Checkpoint, CheckpointWriter
@@ -29,12 +29,17 @@ class ScriptedChannel:
     def clients(self):
         return self.infos
 
-    def dispatch(self, requests, deadline=None):
+    def dispatch(self, requests, deadline=None, enough=None):
+        missing = math.inf if enough is None else enough
         for request in self.order(requests):
             if request.purpose is Purpose.EVALUATE:
                 yield Reply(Evaluation(request.client_id, request.round, 10, {"accuracy": 0.5}))
                 continue
+            if not missing:
+                yield Reply(Failure(request.client_id, request.round, SURPLUS, "others were faster"), 1.0)
+                continue
             for result in self.answer(request):
+                missing -= not isinstance(result, Failure)
                 yield Reply(result, 1.0)
 
     def close(self):
@@ -123,6 +128,34 @@ def test_one_clients_garbage_is_refused_by_name_and_the_rest_aggregated(coordina
     assert refused["kind"] == kind
     assert torch.equal(outcome.model.flat, torch.ones(3))
     assert of(events, EventKind.ROUND_FINISHED)[0]["used"] == 3
+
+
+def test_with_over_selection_the_first_of_the_size_count_and_the_rest_is_no_failure(coordinate):
+    def answer(request):
+        if request.client_id == "b":
+            return [Failure("b", request.round, "raised", "out of paper")]
+        return [update(request)]
+
+    overrides = {"cohort.size": 2, "cohort.over_selection": 1.0}
+    outcome, events, _ = coordinate(answer, ids=("a", "b", "c", "d"), **overrides)
+    (started,) = of(events, EventKind.ROUND_STARTED)
+    (finished,) = of(events, EventKind.ROUND_FINISHED)
+    assert started["cohort"] == ["a", "b", "c", "d"]
+    assert (finished["used"], finished["failed"], finished["surplus"]) == (2, 1, ["d"])
+    assert torch.equal(outcome.model.flat, torch.ones(3))
+
+
+def test_what_comes_after_its_round_has_closed_is_refused_by_name_and_counts_nowhere(coordinate):
+    def answer(request):
+        if request.round == 2 and request.client_id == "a":
+            return [Failure("d", 1, "late", "3.0 s after that round had closed"), update(request)]
+        return [update(request)]
+
+    _, events, _ = coordinate(answer, rounds=2)
+    (refused,) = [event for event in events if event.kind is EventKind.UPDATE_REFUSED]
+    assert (refused.round, refused.data["client_id"], refused.data["kind"]) == (2, "d", "late")
+    assert [data["used"] for data in of(events, EventKind.ROUND_FINISHED)] == [4, 4]
+    assert [data["refused"] + data["failed"] for data in of(events, EventKind.ROUND_FINISHED)] == [0, 0]
 
 
 def test_a_second_reply_counts_once(coordinate):

@@ -14,6 +14,8 @@ from coterie.core.protocol import HEARTBEAT_SECONDS
 from coterie.server import superlink
 from coterie.server.superlink import SuperLink
 
+from ..commands import wait_for
+
 
 @pytest.fixture(scope="module")
 def link():
@@ -95,7 +97,7 @@ def test_a_reply_is_announced_and_a_request_that_is_too_large_is_not_read(link, 
     link.replied = announced.append
     message_id = link.push(node_id, "train", {"round": 1})
     fleet.reply(fleet.pull(), {"num_examples": 7})
-    assert announced == [message_id]
+    wait_for(lambda: announced == [message_id], "the announcement")  # comes after the node has its answer
     assert len(link.pull({message_id})) == 1
     link.forget({message_id})
     assert link._state._object_push_sessions == {}

@@ -119,6 +119,28 @@ def test_dropout_and_stragglers_lose_clients_on_the_virtual_clock(run):
     assert len(slow) <= 2
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_with_over_selection_stragglers_hold_nobody_up_and_the_workers_leave_no_trace(run, dropout):
+    settings = {
+        "rounds": 4,
+        "cohort__size": 5,
+        "cohort__over_selection": 0.6,
+        "cohort__min_replies": 1,
+        "simulation__slowness": {"name": "stragglers", "share": 0.2, "factor": 100.0},
+        "simulation__dropout": dropout,
+    }
+    runs = [run(simulation__workers=workers, **settings) for workers in (1, 2)]
+    assert len({one.model.sha256() for one in runs}) == 1
+    assert runs[0].rounds()[-1]["surplus"] == runs[1].rounds()[-1]["surplus"]
+    for started, data in zip(runs[0].of(EventKind.ROUND_STARTED), runs[0].rounds(), strict=True):
+        assert len(started.data["cohort"]) == 8
+        assert data["used"] + data["failed"] + len(data["surplus"]) == 8
+        assert data["used"] <= 5
+    if not dropout:
+        assert [data["used"] for data in runs[0].rounds()] == [5] * 4
+        assert runs[0].rounds()[-1]["clock"] < 100.0
+
+
 @pytest.mark.parametrize(
     ("attack", "harm"),
     [({"name": "sign_flip", "scale": 10.0}, True), ({"name": "gaussian", "std": 10.0}, True), ("label_flip", False)],
