@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -30,17 +30,26 @@ MOST_PAUSE = 30.0
 _log = logging.getLogger(__name__)
 
 
+class Worker(Protocol):
+    """Does what `NodeWorker` does. call: what a method of it returns; TaskError for what it raises, RunError when the
+    worker dies at it."""
+
+    def call(self, method: str, *arguments: Any) -> Any: ...
+
+    def stop(self) -> None: ...
+
+
 class Daemon:
     """One node. `run` works until it is interrupted."""
 
-    def __init__(self, directory: NodeDirectory) -> None:
-        self._directory = directory
+    def __init__(self, directory: NodeDirectory, worker: Worker | None = None) -> None:
+        """worker: what trains and evaluates; default a process of its own that holds the site's tasks."""
         self._config = directory.config()
         key = directory.key()
         ca = None if self._config.insecure else directory.ca
         self._link = Link(self._config.server, ca, key)
         self._fleet = Fleet(self._config.address, key, ca)
-        self._worker = Supervised(NodeSetup(self._config.name, self._config.tasks), directory.log)
+        self._worker = worker or Supervised(NodeSetup(self._config.name, self._config.tasks), directory.log)
         self._spool = directory.path / "spool"
         self._spool.mkdir(exist_ok=True, mode=0o700)
         self._wanted = threading.Event()
