@@ -78,7 +78,7 @@ def many_in_a_round(report: Report, count: int, rounds: int) -> None:
     """The server's processor time for one client of a round, with a hundred light nodes."""
     with coterie(secure=False) as here:
         here.light(count)
-        found = here.run(count, rounds + 1)
+        found = here.run(count, 10)
         ours = found.server_cpu() / count
         report.tell(f"coterie_round_of_{count}_s", _seconds(found))
     with stock() as there:

@@ -6,5 +6,6 @@ VERSION = 1
 HOLD_SECONDS = 25.0
 """A request is held open for at most so long: proxies cut idle connections after half a minute or more."""
 
-HEARTBEAT_SECONDS = 10.0
-"""Between heartbeats of a node; Flower allows no less, and misses two before the node is offline."""
+HEARTBEAT_SECONDS = 60.0
+"""Between a node's heartbeats to Flower, which misses two before the node is offline to it. Whether a node is here is
+seen by the request that it holds open: seconds after a cut."""
