@@ -1,6 +1,7 @@
 """`coterie runs`: list, show, compare, report, export, resume."""
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -200,15 +201,15 @@ def resume(
 
 
 def _open(home: Path) -> "Store | None":
-    """The store, or None where nothing has been run yet: who only reads makes nothing."""
-    from coterie.server.store import Store
+    """The store ($COTERIE_DATABASE, or under the home), or None where nothing has been run yet: who only reads makes
+    nothing."""
+    from coterie.server.store import open_store
 
-    path = home / "coterie.db"
     try:
-        there = path.exists()
+        there = "COTERIE_DATABASE" in os.environ or (home / "coterie.db").exists()
     except OSError:  # the store itself says what is wrong
         there = True
-    return Store(path) if there else None
+    return open_store(home) if there else None
 
 
 def _find(home: Path, runs: Sequence[str]) -> "tuple[Store, list[RunRecord]]":

@@ -19,6 +19,16 @@ def server(
     certificate: Annotated[Path | None, typer.Option(help="The operator's own certificate (PEM).")] = None,
     key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
     ca: Annotated[Path | None, typer.Option(help="The CA that nodes shall trust for it (PEM).")] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            envvar="COTERIE_DATABASE",
+            show_envvar=True,
+            metavar="URL",
+            help="PostgreSQL in place of SQLite under --home: postgresql://USER@HOST/NAME. A password belongs into the "
+            "variable or into ~/.pgpass, not on a command line.",
+        ),
+    ] = None,
 ) -> None:
     """Coordinate a federation: one process, one port, TLS from a CA made at the first start.
 
@@ -38,4 +48,4 @@ def server(
         (home / "server" / "url").write_text(address.url)
         typer.echo(f"serving at {address.url} (home {home})")
 
-    serve(home, host, port, names or (), insecure, own, started)
+    serve(home, host, port, names or (), insecure, own, database, started)

@@ -185,7 +185,7 @@ class Enrolment:
 
     def seen(self, name: str, time: float) -> None:
         """Note that a node was heard of (seconds since the epoch); the latest time counts. Raises UnknownNodeError."""
-        latest = sa.func.max(sa.func.coalesce(_NODES.c.last_seen, time), time)
+        latest = sa.case((_NODES.c.last_seen > time, _NODES.c.last_seen), else_=time)
         with self._store.connect() as connection:
             if not connection.execute(sa.update(_NODES).where(_NODES.c.name == name).values(last_seen=latest)).rowcount:
                 raise _unknown(name)
@@ -194,8 +194,8 @@ class Enrolment:
     def _write(self) -> Generator[sa.Connection]:
         """A transaction that nobody else writes in, from its first read on; it survives a power cut as well."""
         with self._store.connect() as connection:
-            connection.execute(sa.text("PRAGMA synchronous=FULL"))
-            connection.execute(sa.text("BEGIN IMMEDIATE"))
+            self._store.database.flush(connection)
+            self._store.database.lock(connection)
             yield connection
 
 

@@ -26,7 +26,7 @@ from coterie.server.exchange import Exchange
 from coterie.server.federation_channel import FederationChannel
 from coterie.server.roster import Roster
 from coterie.server.run_directory import RunDirectory, new_run_id, run_path
-from coterie.server.store import RunKind, RunRecord, RunStatus, Store
+from coterie.server.store import RunKind, RunRecord, RunStatus, open_store
 from coterie.server.superlink import SuperLink
 from coterie.tasks import load_task
 
@@ -39,10 +39,11 @@ _log = logging.getLogger(__name__)
 class Federation:
     """One server's nodes and runs. `start` begins to work, `stop` leaves everything resumable."""
 
-    def __init__(self, home: Path, fingerprint: str) -> None:
-        """fingerprint: of the CA that nodes shall pin, "-" without TLS."""
+    def __init__(self, home: Path, fingerprint: str, database: str | None = None) -> None:
+        """fingerprint: of the CA that nodes shall pin, "-" without TLS. database: a PostgreSQL; default SQLite under
+        the home."""
         self.home = home
-        self.store = Store(home / "coterie.db")
+        self.store = open_store(home, database)
         self.enrolment = Enrolment(self.store, fingerprint)
         self.roster = Roster()
         self.superlink = SuperLink()

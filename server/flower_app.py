@@ -24,7 +24,7 @@ from coterie.server.assembly import assemble, check_run, telling, wait_for_clien
 from coterie.server.conduct import conduct, register
 from coterie.server.grid_channel import GridChannel, GridNodes, pause
 from coterie.server.run_directory import RunDirectory, default_home, new_run_id, run_path
-from coterie.server.store import RunKind, RunStatus, Store
+from coterie.server.store import RunKind, RunStatus, Store, open_store
 from coterie.tasks import load_task
 
 app = ServerApp()
@@ -39,7 +39,7 @@ def main(grid: Grid, context: Context) -> None:
     torch.set_num_threads(1)  # as everywhere: the bits depend on it
     home, settings = default_home(), dict(context.run_config)
     resumed = str(settings.pop("resume", ""))
-    with contextlib.closing(Store(home / "coterie.db")) as store, interrupts.deferred():
+    with contextlib.closing(open_store(home)) as store, interrupts.deferred():
         if resumed:
             run_id, config = _stored(store, resumed)
         else:

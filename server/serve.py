@@ -42,24 +42,27 @@ def serve(
     names: Sequence[str] = (),
     insecure: bool = False,
     certificates: Certificates | None = None,
+    database: str | None = None,
     started: Callable[[Address], None] = lambda address: None,
 ) -> None:
     """Serve until interrupted; runs that are going on are left resumable.
 
     port: 0 takes a free one. names: under which nodes reach this server, for its certificate. certificates: the
-    operator's own; default is a CA made here. Raises ConfigError for `insecure` beyond loopback, RunError when the port
-    is taken or another server has this home.
+    operator's own; default is a CA made here. database: URL of a PostgreSQL; default SQLite under the home. Raises
+    ConfigError for `insecure` beyond loopback, RunError when the port is taken or another server has this home or
+    database.
     """
     if insecure and not _is_loopback(host):
         raise ConfigError(f"--insecure with --host {host}: without TLS a server listens on loopback only")
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    held = RunDirectory(home / "server")
-    try:
+    with contextlib.ExitStack() as held:
+        held.enter_context(contextlib.closing(RunDirectory(home / "server")))
         if not insecure and certificates is None:
             own = socket.gethostname()
             own_names = [own] if re.fullmatch(r"[A-Za-z0-9.-]+", own) else []  # a machine may be called anything
             certificates = ensure(home / "tls", [*names, *([] if _is_any(host) else [host]), *own_names])
-        federation = Federation(home, certificates.fingerprint if certificates else NO_TLS)
+        federation = Federation(home, certificates.fingerprint if certificates else NO_TLS, database)
+        held.enter_context(federation.store.database.served())
         api = make_api(federation, operator_token(home), certificates.ca if certificates else None)
         config = uvicorn.Config(
             one_port(api, federation.superlink.fleet),
@@ -82,8 +85,6 @@ def serve(
         finally:
             federation.stop()
             listening.close()
-    finally:
-        held.close()
 
 
 class _Server(uvicorn.Server):

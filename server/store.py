@@ -1,9 +1,10 @@
-"""The run store: runs and their events in SQLite, one file under the home directory.
+"""The run store: runs and their events in SQLite, one file under the home directory, or in PostgreSQL.
 
-Many processes may use it at once. A commit survives the death of any process; the database is in write-ahead mode.
+Many processes may use it at once. A commit survives the death of any process.
 """
 
 import math
+import os
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.event import listen
 from sqlalchemy.exc import DatabaseError
 
 from coterie.core.errors import RunNotFoundError, StorageError
 from coterie.core.events import Event, EventKind
 from coterie.server import schema
+from coterie.server.database import Database
 
 NEWEST = "0002"
 """The migration that `schema` describes."""
+
+PATIENCE = 60.0
+"""Seconds to wait for a PostgreSQL that is away."""
 
 
 class RunStatus(StrEnum):
@@ -73,22 +77,24 @@ class RunRecord:
 
 
 class Store:
-    """Runs and events. Raises StorageError when the disk does not take a write."""
+    """Runs and events. Raises StorageError when the database does not take a write.
 
-    def __init__(self, path: Path) -> None:
-        """Open the database, making or migrating it as needed."""
-        self.path = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"cannot make the directory {path.parent}: {error.strerror}") from None
-        url = sa.URL.create("sqlite", database=str(path))
-        self._engine = sa.create_engine(url, connect_args={"timeout": 30})
-        listen(self._engine, "connect", _configure)
+    A PostgreSQL that goes away is waited for: `append` tries for PATIENCE seconds before it gives up.
+    """
+
+    def __init__(self, where: Path | str) -> None:
+        """Open the database (see `Database`), making or migrating its tables as needed."""
+        if isinstance(where, Path):
+            try:
+                where.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StorageError(f"cannot make the directory {where.parent}: {error.strerror}") from None
+        self.database = Database(where)
+        self._engine = self.database.engine
         try:
             self._migrate()
         except DatabaseError as error:
-            raise StorageError(f"cannot open the run store {path}: {error.orig}") from error
+            raise StorageError(f"cannot open the run store {self.database.name}: {error.orig}") from error
 
     def close(self) -> None:
         """Close all connections."""
@@ -104,10 +110,8 @@ class Store:
             with self._engine.begin() as connection:
                 yield connection
         except DatabaseError as error:
-            raise StorageError(
-                f"cannot write to the run store {self.path}: {error.orig}: "
-                f"free space or mend permissions, then {remedy}"
-            ) from error
+            what = f"cannot write to the run store {self.database.name}: {error.orig}"
+            raise StorageError(f"{what}: {self.database.remedy}, then {remedy}") from error
 
     def create_run(
         self,
@@ -142,6 +146,16 @@ class Store:
                 changes["rounds_done"] = event.data["from_round"]
             if event.kind is EventKind.RUN_FINISHED:
                 changes["result"] = jsonable(event.data)
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return self._append(run_id, events, changes)
+            except StorageError as error:
+                if not self.database.may_return(error.__cause__) or time.monotonic() > end:
+                    raise
+                time.sleep(0.5)
+
+    def _append(self, run_id: str, events: Sequence[Event], changes: Mapping[str, Any]) -> None:
         table = schema.events
         with self.connect(_RESUME) as connection:
             # Who was interrupted in the middle of this does it again: what is there already is left alone.
@@ -172,7 +186,7 @@ class Store:
         if found:
             raise RunNotFoundError(f"run {reference!r} is ambiguous: {', '.join(run.id for run in found)}")
         raise RunNotFoundError(
-            f"there is no run {reference!r} in {self.path}: `coterie runs list` shows those there are"
+            f"there is no run {reference!r} in {self.database.name}: `coterie runs list` shows those there are"
         )
 
     def events(self, run_id: str, after: int = 0) -> list[Event]:
@@ -186,7 +200,7 @@ class Store:
             with self._engine.connect() as connection:
                 return connection.execute(query).mappings().all()
         except DatabaseError as error:
-            raise StorageError(f"cannot read the run store {self.path}: {error.orig}") from error
+            raise StorageError(f"cannot read the run store {self.database.name}: {error.orig}") from error
 
     def _migrate(self) -> None:
         with self._engine.connect() as connection:
@@ -202,14 +216,18 @@ class Store:
         config.set_main_option("path_separator", "os")
         with self._engine.begin() as connection:
             # Two processes that both find no tables: the second waits here and then finds them made.
-            connection.execute(sa.text("BEGIN IMMEDIATE"))
+            self.database.lock(connection)
             config.attributes["connection"] = connection
             try:
                 command.upgrade(config, "head")
             except CommandError as error:
-                raise StorageError(
-                    f"the run store {self.path} is of a newer Coterie ({error}): upgrade, or name another --home"
-                ) from error
+                what = f"the run store {self.database.name} is of a newer Coterie ({error})"
+                raise StorageError(f"{what}: upgrade, or name another --home") from error
+
+
+def open_store(home: Path, database: str | None = None) -> Store:
+    """The store of a home: PostgreSQL if its URL is given here or by $COTERIE_DATABASE, otherwise SQLite in the home."""
+    return Store(database or os.environ.get("COTERIE_DATABASE") or home / "coterie.db")
 
 
 def effective(events: Sequence[Event]) -> list[Event]:
@@ -243,9 +261,3 @@ def _version(connection: sa.Connection) -> str | None:
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
-
-
-def _configure(connection: Any, _: Any) -> None:
-    """Write-ahead mode: readers never wait, a commit needs no disk flush of its own and survives a killed process."""
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
-        connection.execute(f"PRAGMA {pragma}")

@@ -16,7 +16,7 @@ from coterie.core.errors import RunError, RunInterrupted
 from coterie.core.events import Listener
 from coterie.core.run_config import DEFAULT_COHORT, RunConfig
 from coterie.server.run_directory import RunDirectory, default_home, new_run_id, run_path
-from coterie.server.store import RunKind, RunRecord, RunStatus, Store
+from coterie.server.store import RunKind, RunRecord, RunStatus, Store, open_store
 
 if TYPE_CHECKING:
     from coterie.simulations.engine import Result
@@ -28,7 +28,7 @@ def simulate(config: RunConfig, home: Path | None = None, listeners: Sequence[Li
     Raises CoterieError, and RunInterrupted (a KeyboardInterrupt that knows the run's id) on Ctrl-C.
     """
     home = home or default_home()
-    with contextlib.closing(Store(home / "coterie.db")) as store:
+    with contextlib.closing(open_store(home)) as store:
         return _launch(config, None, new_run_id(), home, store, listeners)
 
 
@@ -41,7 +41,7 @@ def resume(
     Raises as `simulate` does, and RunError when the task's records or model have changed since the run started.
     """
     home = home or default_home()
-    with contextlib.closing(Store(home / "coterie.db")) as store:
+    with contextlib.closing(open_store(home)) as store:
         record = store.find(reference)
         if record.status is RunStatus.FINISHED:
             raise RunError(f"run {record.id} is finished: `coterie runs show {record.id}` shows it")

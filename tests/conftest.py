@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from .commands import Cli
+from .postgres import start as start_postgres
 
 TINY_TASK = '''
 """A small problem with every way to go wrong that a client may have."""
@@ -106,3 +107,16 @@ def home(tmp_path) -> Path:
 @pytest.fixture
 def cli(home) -> Cli:
     return Cli(home)
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    server = start_postgres()
+    yield server
+    server.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def where(request, tmp_path) -> Path | str:
+    """What `Store` opens: a new database of each kind."""
+    return tmp_path / "coterie.db" if request.param == "sqlite" else request.getfixturevalue("postgres").new()

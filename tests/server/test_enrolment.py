@@ -59,8 +59,8 @@ def clock():
 
 
 @pytest.fixture
-def store(tmp_path):
-    store = Store(tmp_path / "coterie.db")
+def store(where):
+    store = Store(where)
     yield store
     store.close()
 
@@ -293,13 +293,15 @@ def test_of_threads_with_one_key_exactly_one_wins(enrolment):
     assert len(enrolment.nodes()) == 1
 
 
-def test_of_processes_with_one_token_exactly_one_wins(enrolment, store, tmp_path):
+def test_of_processes_with_one_token_exactly_one_wins(enrolment, where, tmp_path):
     script = """
 import sys
 from pathlib import Path
 from coterie.server.enrolment import Enrolment, EnrolmentError
 from coterie.server.store import Store
-enrolment = Enrolment(Store(Path(sys.argv[1])), "-", clock=lambda: 1_700_000_000.0)
+where = sys.argv[1]
+store = Store(where if where.startswith("postgresql:") else Path(where))
+enrolment = Enrolment(store, "-", clock=lambda: 1_700_000_000.0)
 print("ready", flush=True)
 sys.stdin.readline()
 try:
@@ -310,7 +312,7 @@ except EnrolmentError as error:
     secret, started = secret_of(enrolment.new("north")), []
     for i in range(3):
         (tmp_path / f"{i}.pem").write_bytes(new_key())
-        command = [sys.executable, "-c", script, str(store.path), secret, str(tmp_path / f"{i}.pem")]
+        command = [sys.executable, "-c", script, str(where), secret, str(tmp_path / f"{i}.pem")]
         started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     for process in started:
         assert process.stdout.readline() == "ready\n"
@@ -372,27 +374,44 @@ def test_a_token_must_be_valid_for_a_while(enrolment, seconds):
 
 def test_an_admission_survives_a_power_cut(enrolment, store):
     with enrolment._write() as connection:
-        assert connection.execute(sa.text("PRAGMA synchronous")).scalar() == 2  # FULL
+        if connection.dialect.name == "sqlite":
+            assert connection.scalar(sa.text("PRAGMA synchronous")) == 2  # FULL
+        else:
+            assert connection.scalar(sa.text("SHOW synchronous_commit")) == "on"
 
 
 def test_a_broken_store_is_named(enrolment, store):
     with store.connect() as connection:
         connection.execute(sa.text("DROP TABLE nodes"))
-    with pytest.raises(StorageError, match=r"cannot write to the run store .*coterie\.db: no such table: nodes"):
+    with pytest.raises(
+        StorageError, match=r"cannot write to the run store .*(no such table: nodes|\"nodes\" does not)"
+    ):
         enrolment.nodes()
-    with pytest.raises(StorageError, match=r"cannot write to the run store .*coterie\.db"):
+    with pytest.raises(StorageError, match="cannot write to the run store"):
         enrolment.new("north")
+
+
+SABOTAGE = {
+    "sqlite": (
+        "CREATE TRIGGER t BEFORE UPDATE ON enrolment_tokens BEGIN SELECT RAISE(ABORT, 'no'); END",
+        "DROP TRIGGER t",
+    ),
+    "postgresql": (
+        "CREATE FUNCTION no() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'no'; END $$ LANGUAGE plpgsql; "
+        "CREATE TRIGGER t BEFORE UPDATE ON enrolment_tokens EXECUTE FUNCTION no()",
+        "DROP TRIGGER t ON enrolment_tokens",
+    ),
+}
 
 
 def test_what_fails_half_way_changes_nothing(enrolment, store):
     secret = secret_of(enrolment.new("north"))
+    sabotage, mend = SABOTAGE[store.database.engine.dialect.name]
     with store.connect() as connection:
-        connection.execute(
-            sa.text("CREATE TRIGGER t BEFORE UPDATE ON enrolment_tokens BEGIN SELECT RAISE(ABORT, 'no'); END")
-        )
+        connection.execute(sa.text(sabotage))
     with pytest.raises(StorageError):
         enrolment.redeem(secret, new_key())
     assert enrolment.nodes() == []
     with store.connect() as connection:
-        connection.execute(sa.text("DROP TRIGGER t"))
+        connection.execute(sa.text(mend))
     assert enrolment.redeem(secret, new_key()).name == "north"

@@ -1,7 +1,6 @@
 """Migrations: a store of an older version is brought up with all it holds, and back down."""
 
-import sqlite3
-from contextlib import closing
+import json
 from pathlib import Path
 
 import pytest
@@ -29,29 +28,49 @@ def config():
     return config
 
 
-def migrate(config, path, direction, revision):
-    engine = sa.create_engine(f"sqlite:///{path}")
+def engine_of(where):
+    return sa.create_engine(f"sqlite:///{where}" if isinstance(where, Path) else where.replace(":", "+psycopg:", 1))
+
+
+def migrate(config, where, direction, revision):
+    engine = engine_of(where)
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         direction(config, revision)
     engine.dispose()
 
 
-def tables(path):
-    with closing(sqlite3.connect(path)) as connection:
-        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
-        return {name for (name,) in names}
+def tables(where):
+    engine = engine_of(where)
+    names = set(sa.inspect(engine).get_table_names())
+    engine.dispose()
+    return names
+
+
+def rows(where, table):
+    engine = engine_of(where)
+    with engine.connect() as connection:
+        # JSON comes as text from SQLite and decoded from PostgreSQL.
+        found = [
+            tuple(json.dumps(value) if isinstance(value, dict) else value for value in row)
+            for row in connection.execute(sa.text(f"SELECT * FROM {table}"))
+        ]
+    engine.dispose()
+    return found
 
 
 @pytest.fixture
-def old(tmp_path, config):
+def old(where, config):
     """A database of revision 0001 with a run and an event."""
-    path = tmp_path / "coterie.db"
-    migrate(config, path, command.upgrade, "0001")
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(f"INSERT INTO runs VALUES ({', '.join('?' * len(RUN))})", RUN)
-        connection.execute(f"INSERT INTO events VALUES ({', '.join('?' * len(EVENT))})", EVENT)
-    return path
+    migrate(config, where, command.upgrade, "0001")
+    engine = engine_of(where)
+    with engine.begin() as connection:
+        for table, row in (("runs", RUN), ("events", EVENT)):
+            names = [column.name for column in getattr(schema, table).columns][: len(row)]
+            values = ", ".join(f":{name}" for name in names)
+            connection.execute(sa.text(f"INSERT INTO {table} VALUES ({values})"), dict(zip(names, row, strict=True)))
+    engine.dispose()
+    return where
 
 
 def test_the_store_knows_the_newest_migration(config):
@@ -76,20 +95,18 @@ def test_a_store_goes_down_again_with_its_runs(old, config):
     store.close()
     migrate(config, old, command.downgrade, "0001")
     assert tables(old) == {"alembic_version", "runs", "events"}
-    with closing(sqlite3.connect(old)) as connection:
-        assert connection.execute("SELECT * FROM runs").fetchall() == [RUN]
-        assert connection.execute("SELECT * FROM events").fetchall() == [EVENT]
-        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0001",)]
+    assert rows(old, "runs") == [RUN]
+    assert rows(old, "events") == [EVENT]
+    assert rows(old, "alembic_version") == [("0001",)]
     store = Store(old)
     assert Enrolment(store, "-").nodes() == []
     store.close()
 
 
-def test_every_migration_can_be_undone(tmp_path, config):
-    path = tmp_path / "coterie.db"
-    Store(path).close()
-    migrate(config, path, command.downgrade, "base")
-    assert tables(path) == {"alembic_version"}
+def test_every_migration_can_be_undone(where, config):
+    Store(where).close()
+    migrate(config, where, command.downgrade, "base")
+    assert tables(where) == {"alembic_version"}
 
 
 def test_the_schema_is_what_the_migrations_make(tmp_path):
