@@ -1,6 +1,7 @@
 """`coterie run`, `coterie status` and `coterie cancel`: what an operator does with a server that runs."""
 
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -82,27 +83,55 @@ def cancel(
     Remote(server, home).post(f"/runs/{run}/cancel")
 
 
-def status(server: ServerOption = None, home: HomeOption = DEFAULT_HOME, as_json: JsonOption = False) -> None:
-    """What a server is doing: its nodes, its runs, and what they wait for or failed of.
+def status(
+    run: Annotated[str | None, typer.Argument(help="Only this run: its id, its beginning, or 'last'.")] = None,
+    server: ServerOption = None,
+    home: HomeOption = DEFAULT_HOME,
+    as_json: JsonOption = False,
+) -> None:
+    """What a server is doing: its nodes, its runs, what they wait for, and every failure with its cause.
 
-    Example: coterie status
+    The ten newest runs, or the one that is named. Failures that are alike are one line.
+
+    Example: coterie status last
     """
     remote = Remote(server, home)
-    nodes, runs = remote.get("/nodes"), remote.get("/runs")
-    for run in runs[:10]:
-        events = remote.get(f"/runs/{run['run']}/events")
-        reasons = [e["data"]["reason"] for e in events if e["kind"] in ("run.waiting", "run.failed", "client.failed")]
-        run["reason"] = reasons[-1] if reasons and run["status"] != "finished" else None
+    nodes = remote.get("/nodes")
+    runs = [remote.get(f"/runs/{run}")] if run else remote.get("/runs")[:10]
+    for one in runs:
+        events = remote.get(f"/runs/{one['run']}/events")
+        failures = [event for event in events if event["kind"] in ("client.failed", "update.refused")]
+        # The latest word: a run that has started waits no longer.
+        words = [e["data"].get("reason") for e in events if "reason" in e["data"] or e["kind"] == "run.started"]
+        one["reason"] = words[-1] if words and one["status"] != "finished" else None
+        one["failures"] = [{"round": event["round"], **event["data"]} for event in failures]
     if as_json:
         printing.echo_json({"nodes": nodes, "runs": runs})
         return
     here = [node["name"] for node in nodes if node["here"]]
     typer.echo(f"{len(here)} of {len(nodes)} nodes are here: {', '.join(here) or 'none'}")
     table = printing.table(
-        printing.whole("run", (run["run"] for run in runs[:10])), "task", "status", "rounds", "since", "reason"
+        printing.whole("run", (one["run"] for one in runs)), "task", "status", "rounds", "since", "failures", "reason"
     )
-    for run in runs[:10]:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run["created"]))
-        done = f"{run['rounds_done']}/{run['rounds']}"
-        table.add_row(*map(printing.text, (run["run"], run["task"], run["status"], done, since, run["reason"] or "")))
+    for one in runs:
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one["created"]))
+        done = f"{one['rounds_done']}/{one['rounds']}"
+        row = (one["run"], one["task"], one["status"], done, since, str(len(one["failures"])), one["reason"] or "")
+        table.add_row(*map(printing.text, row))
+    printing.console().print(table)
+    for one in runs:
+        if one["failures"] and (run or one["status"] != "finished"):
+            _failures(one)
+
+
+def _failures(run: Mapping[str, Any]) -> None:
+    """Every failed client and refused update of a run, those that are alike in one line."""
+    alike: dict[tuple[str, str, str], list[int]] = {}
+    for one in run["failures"]:
+        alike.setdefault((one["client_id"], one["kind"], one["reason"]), []).append(one["round"])
+    typer.echo(f"\nfailures of {run['run']}")
+    table = printing.table("client", "what", "times", "rounds", "reason")
+    for (client, kind, reason), rounds in sorted(alike.items()):
+        span = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+        table.add_row(*map(printing.text, (client, kind, str(len(rounds)), span, reason)))
     printing.console().print(table)

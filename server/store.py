@@ -226,7 +226,7 @@ class Store:
 
 
 def open_store(home: Path, database: str | None = None) -> Store:
-    """The store of a home: PostgreSQL if its URL is given here or by $COTERIE_DATABASE, otherwise SQLite in the home."""
+    """The store of a home: a PostgreSQL named by URL here or in $COTERIE_DATABASE, otherwise SQLite in the home."""
     return Store(database or os.environ.get("COTERIE_DATABASE") or home / "coterie.db")
 
 

@@ -19,8 +19,8 @@ class Site:
         self.log = self.directory / "daemon.log"
         self.process = None
 
-    def join(self, *tasks, port=None):
-        token = self.fed.token(self.name)
+    def join(self, *tasks, port=None, tags=()):
+        token = self.fed.token(self.name, *[part for tag in tags for part in ("--tag", tag)])
         url = self.fed.url if port is None else self.fed.url.replace(str(self.fed.port), str(port))
         options = [part for task in tasks or [f"tiny_task:make,client={self.name}"] for part in ("--task", task)]
         return self.fed.cli("client", "join", url, token, "-d", self.directory, *options)
@@ -74,9 +74,9 @@ class Fed:
     def token(self, name, *options):
         return self.cli("enroll", "new", "--name", name, *options).stdout.strip()
 
-    def site(self, name, *tasks, port=None):
+    def site(self, name, *tasks, port=None, tags=()):
         one = Site(self, name)
-        one.join(*tasks, port=port)
+        one.join(*tasks, port=port, tags=tags)
         return one.start()
 
     def submit(self, **settings):
