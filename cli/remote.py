@@ -71,6 +71,8 @@ class Remote:
                 text, code = str(body["detail"]), str(body.get("code", ""))
             except (ValueError, KeyError, TypeError):
                 text, code = f"{self._url} answers {response.status_code}", ""
+            if response.status_code >= 500:  # the server's database is away, or a proxy cannot reach the server
+                raise _AwayError(text)
             raise (ConfigError if code == "ConfigError" else CoterieError)(text)
         return response.json()
 

@@ -19,7 +19,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from coterie.core.errors import ConfigError, CoterieError, RunNotFoundError
+from coterie.core.errors import ConfigError, CoterieError, RunNotFoundError, StorageError
 from coterie.core.protocol import HOLD_SECONDS
 from coterie.server import node_api
 from coterie.server.enrolment import EnrolmentError
@@ -169,6 +169,8 @@ async def _refuse(request: Request, error: Exception) -> JSONResponse:
         status = error.status
     elif isinstance(error, RunNotFoundError):
         status = 404
+    elif isinstance(error, StorageError):  # may be good again in a moment
+        status = 503
     else:
         status = 400 if isinstance(error, ConfigError | EnrolmentError) else 409
     return JSONResponse({"code": getattr(error, "code", type(error).__name__), "detail": str(error)}, status)
