@@ -18,7 +18,7 @@ def test_killed_and_cut_off_from_its_database_a_server_ends_with_the_same_bits(f
     fed.start("--insecure")
     wait_for(lambda: fed.rounds_done() >= 10, "10 rounds", 120)
     postgres.stop()
-    assert "cannot read the run store" in fed.cli("status", code=1).stderr
+    assert "the run store postgresql" in fed.cli("status", code=1).stderr
     postgres.start()
     result = fed.result(watching)
     assert result["model"]["sha256"] == simulated(30, 2)
