@@ -41,8 +41,9 @@ lint: setup  ## style, types, direction of imports
 	$(BIN)/lint-imports
 	$(BIN)/pyright
 
-bench: setup  ## ratios against the tight loop, measured side by side
+bench: setup  ## ratios against the tight loop and against plain Flower, measured side by side
 	$(BIN)/python benchmarks/simulation.py
+	$(BIN)/python benchmarks/federation.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
