@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from coterie.cli import client, demo, demo_federation, enroll, init, operator, runs, server, simulate, tasks
 from coterie.core.errors import ConfigError, CoterieError
+from coterie.core.importing import missing_extra
 
 app = typer.Typer(
     help="Federated learning: simulate hundreds of clients, compare robust aggregators, run on real nodes.",
@@ -62,6 +63,11 @@ def main() -> None:
     except CoterieError as error:
         errors.print(f"[red]error:[/red] {escape(str(error))}", soft_wrap=True)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
+    except ModuleNotFoundError as error:
+        if not (remedy := missing_extra(error)):
+            raise
+        errors.print(f"[red]error:[/red] this needs {error.name}{escape(remedy)}", soft_wrap=True)
+        sys.exit(1)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more at its end
         sys.exit(1)

@@ -18,6 +18,7 @@ from sqlalchemy.exc import DatabaseError
 
 from coterie.core.errors import RunNotFoundError, StorageError
 from coterie.core.events import Event, EventKind
+from coterie.core.importing import require_extra
 from coterie.server import schema
 from coterie.server.database import Database
 
@@ -226,7 +227,11 @@ class Store:
 
 
 def open_store(home: Path, database: str | None = None) -> Store:
-    """The store of a home: a PostgreSQL named by URL here or in $COTERIE_DATABASE, otherwise SQLite in the home."""
+    """The store of a home: a PostgreSQL named by URL here or in $COTERIE_DATABASE, otherwise SQLite in the home.
+
+    Whatever runs or shows runs begins here. Raises ConfigError when only a node's part of Coterie is installed.
+    """
+    require_extra("server")
     return Store(database or os.environ.get("COTERIE_DATABASE") or home / "coterie.db")
 
 

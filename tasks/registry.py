@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from coterie.core.choice import Choice, find, options_of
 from coterie.core.errors import CoterieError, ModelError, TaskError
+from coterie.core.importing import missing_extra
 from coterie.core.model_state import split
 from coterie.tasks.fashion_mnist import fashion_mnist
 from coterie.tasks.heart import heart
@@ -40,7 +41,8 @@ def load_task(choice: Choice) -> Task:
     except CoterieError:
         raise
     except (Exception, SystemExit) as error:
-        raise TaskError(f"task {choice.name} ({_place(function)}) raised {type(error).__name__}: {error}") from error
+        said = f"{type(error).__name__}: {error}{missing_extra(error)}"
+        raise TaskError(f"task {choice.name} ({_place(function)}) raised {said}") from error
     check_task(task, choice.name)
     return task
 
@@ -212,5 +214,5 @@ def _attempt(work: Callable[[], object], what: str, hint: str = "") -> object:
     try:
         return work()
     except (Exception, SystemExit) as error:
-        hint = hint if "double" in str(error).lower() else ""
+        hint = hint if "double" in str(error).lower() else missing_extra(error)
         raise TaskError(f"{what} raised {type(error).__name__}: {error}{hint}") from error

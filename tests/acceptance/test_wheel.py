@@ -3,6 +3,7 @@ user's names."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import venv
@@ -11,17 +12,19 @@ from pathlib import Path
 
 import pytest
 
+from ..federation.conftest import Site, fed, simulated  # noqa: F401 - fixtures
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(*command, cwd, **env):
+def run(*command, cwd, code=0, **env):
     done = subprocess.run(
         [*map(str, command)], cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=900, check=False
     )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    assert done.returncode == code, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout or done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +34,16 @@ def wheel(tmp_path_factory):
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT, cwd=out)
     (path,) = out.glob("*.whl")
     return path
+
+
+def installed(wheel, extra, folder):
+    """The folder of commands of a new environment that holds the wheel and nothing else."""
+    venv.create(folder / "env", with_pip=True)
+    commands = folder / "env" / "bin"
+    pip = [commands / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt"]
+    run(*pip, f"{wheel}[{extra}]", cwd=folder)
+    run(commands / "python", "-m", "pip", "check", cwd=folder)
+    return commands
 
 
 def test_the_wheel_holds_the_packages_and_their_files_and_nothing_else(wheel):
@@ -46,13 +59,30 @@ def test_the_wheel_holds_the_packages_and_their_files_and_nothing_else(wheel):
 
 
 def test_the_wheel_works_in_a_clean_environment(wheel, tmp_path):
-    venv.create(tmp_path / "env", with_pip=True)
-    pip = [tmp_path / "env" / "bin" / "python", "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt"]
-    run(*pip, wheel, cwd=tmp_path)
-    coterie = tmp_path / "env" / "bin" / "coterie"
+    coterie = installed(wheel, "all", tmp_path) / "coterie"
     home = {"COTERIE_HOME": str(tmp_path / "home"), "PYTHONPATH": ""}
     out = run(coterie, "simulate", "--task", "heart", "--rounds", 3, "--json", "--quiet", cwd=tmp_path, **home)
     assert json.loads(out.splitlines()[-1])["metrics"]["auc"] > 0.7
     page = run(coterie, "runs", "report", "last", cwd=tmp_path, **home).strip()
     assert "heart" in Path(page).read_text()
-    run(tmp_path / "env" / "bin" / "python", "-m", "pip", "check", cwd=tmp_path)
+
+
+def test_a_site_installs_little_and_takes_part(wheel, tmp_path, fed, simulated):  # noqa: F811
+    commands = installed(wheel, "client", tmp_path)
+    modules = os.listdir(next((commands.parent / "lib").glob("python*/site-packages")))
+    assert not {"numba", "scipy", "sklearn", "matplotlib", "pyarrow", "PIL", "nicegui", "ray"} & set(modules)
+    refused = run(commands / "coterie", "simulate", "--task", "tiny_task:make", cwd=Path.cwd(), code=2)
+    assert "pip install 'coterie[server]'" in refused
+    assert "heart" in run(commands / "coterie", "tasks", cwd=tmp_path)
+    fed.start()
+    site = Site(fed, "site0")
+    site.join("tiny_task:make,sites=1,client=site0")
+    with site.log.open("ab") as log:
+        fed.processes.append(
+            subprocess.Popen(
+                [commands / "coterie", "client", "run", "-d", site.directory], env=fed.cli.env, stdout=log, stderr=log
+            )
+        )
+    done = fed.run(rounds=2, task__sites=1, federation__min_clients=1)
+    assert done["model"]["sha256"] == simulated(2, 1)
+    assert fed.stop(signal.SIGTERM) == 0
